@@ -1,0 +1,65 @@
+"""plan.yaml: which implementation computes each operator in each phase, and why."""
+
+from typing import Any, ClassVar, Literal
+
+from day0.artifacts.base import Artifact, Record
+
+Phase = Literal["prefill", "decode", "verify"]
+
+
+class PlanLine(Record):
+    """One operator in one phase."""
+
+    operator: str
+    kind: str
+    phase: Phase
+    implementation: str
+    fallback: bool  # true when no fused kernel accepted it and the plain reference stands in
+    dtype: str
+    reason: str
+    refusals: tuple[str, ...] = ()
+
+
+class FusionGroup(Record):
+    operators: tuple[str, ...]
+    implementation: str  # "" when no kernel computes the group yet
+    reason: str
+
+
+class Switch(Record):
+    """When an operator takes its dense path: only where dense and sparse are the same function."""
+
+    operator: str
+    dense_while: str
+    reason: str
+
+
+class MemoryForecast(Record):
+    """Does it fit. Bytes; `sequences_at` maps a context length to how many sequences of it fit."""
+
+    device_bytes: int
+    weights_bytes: int
+    kv_bytes_per_token: float
+    state_bytes_per_sequence: int
+    workspace_bytes: int
+    fits: bool
+    longest_context: int
+    sequences_at: dict[str, int]
+    formula: str
+
+
+class Plan(Artifact):
+    """What `day0 map` decided. Only `map` writes it."""
+
+    FILE: ClassVar[str] = "plan.yaml"
+
+    model: str
+    device: dict[str, Any]
+    tier: Literal["A", "B", "C"]
+    tier_reason: str
+    dtype: str
+    lines: tuple[PlanLine, ...]
+    fusion_groups: tuple[FusionGroup, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    memory: MemoryForecast
+    warnings: tuple[str, ...] = ()

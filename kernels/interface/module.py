@@ -1,0 +1,51 @@
+"""The base of the operator modules in a generated package."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.memory import Memory
+from day0.kernels.registry import get_kind, resolve
+
+
+class OperatorModule(nn.Module):
+    """Owns an operator's weights and calls the implementation that the plan chose for the step's phase.
+
+    A subclass (a kind's `module.py.j2`) sets `kind` and writes out the forward ports, ending in `self.run(...)`.
+    `name` ("layers.3.attention") is where its state stands in Memory.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__()
+        self.name = name
+        self.attributes = get_kind(self.kind).parse(attributes)
+        self.implementations: dict[str, str] = {}
+        self.weight_specs = dict(get_kind(self.kind).weights(self.attributes))
+        for weight, spec in self.weight_specs.items():
+            dtype = torch.int64 if spec.dtype == "int64" else None
+            self.register_parameter(weight, nn.Parameter(torch.empty(spec.shape, dtype=dtype), requires_grad=False))
+        self.local_components = tuple(c.name for c in get_kind(self.kind).state(self.attributes))
+
+    def choose(self, implementations: Mapping[str, str]) -> None:
+        """Which implementation computes each phase; phases not named take the reference ("torch")."""
+        for implementation in implementations.values():
+            get_kind(self.kind).implementation(implementation)
+        self.implementations = dict(implementations)
+
+    def run(
+        self, *ports: Tensor | None, method: str = "", batch: Batch | None = None, memory: Memory | None = None
+    ) -> Any:
+        """Call the chosen implementation with this operator's attributes, weights and state pools."""
+        phase = batch.phase if batch is not None else "prefill"
+        function = resolve(self.kind, self.implementations.get(phase, "torch"), method)
+        extra: dict[str, Any] = dict(self._parameters)
+        if "batch" in get_kind(self.kind).context:
+            extra["batch"] = batch
+        for component in self.local_components if memory is not None else ():
+            extra[component] = memory[f"{self.name}.{component}"]
+        return function(self.attributes, *ports, **extra)

@@ -1,0 +1,16 @@
+"""The kind `linear`: a matrix product, whose result may be handed on in parts."""
+
+from day0.kernels.interface.kind import Implementation, Kind, Method
+from day0.kernels.linear.contract import TORCH
+from day0.kernels.linear.cost import cost
+from day0.kernels.linear.schema import LinearAttributes, outputs, weights
+
+KIND = Kind(
+    name="linear",
+    summary="matrix product y = x W^T + b, optionally split, scaled or soft-capped",
+    attributes=LinearAttributes,
+    methods={"": Method(inputs=("x",), outputs=outputs)},
+    weights=weights,
+    cost=cost,
+    implementations=(Implementation("torch", "day0.kernels.linear.reference", TORCH),),
+)

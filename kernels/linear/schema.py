@@ -1,0 +1,28 @@
+"""Attributes and weights of the kind `linear`."""
+
+from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.kind import Weight
+
+
+class LinearAttributes(Attributes):
+    """`split` hands the output on as consecutive parts of these widths (they sum to `out_features`).
+
+    `softcap` c > 0 makes the result c * tanh(y / c). `float32` computes in float32 whatever the activation dtype.
+    """
+
+    in_features: int
+    out_features: int
+    bias: bool = False
+    split: tuple[int, ...] = ()
+    softcap: float = 0.0
+    scale: float = 1.0
+    float32: bool = False
+
+
+def weights(a: LinearAttributes) -> dict[str, Weight]:
+    owned = {"weight": Weight((a.out_features, a.in_features))}
+    return owned | ({"bias": Weight((a.out_features,))} if a.bias else {})
+
+
+def outputs(a: LinearAttributes) -> tuple[str, ...]:
+    return tuple(f"y{i}" for i in range(len(a.split))) if a.split else ("y",)

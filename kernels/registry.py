@@ -1,0 +1,40 @@
+"""Finds the kinds: every folder beside this file that holds a `kind.py` is one."""
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from day0.kernels.interface.kind import Kind
+
+
+@cache
+def kind_names() -> tuple[str, ...]:
+    """Names of all kinds, sorted."""
+    here = Path(__file__).resolve().parent
+    return tuple(sorted(p.parent.name for p in here.glob("*/kind.py") if p.parent.name != "interface"))
+
+
+@cache
+def get_kind(name: str) -> Kind[Any]:
+    """The kind of that name. Raises KeyError listing the known ones."""
+    if name not in kind_names():
+        raise KeyError(f"unknown kind {name!r}; known: {', '.join(kind_names())}")
+    kind = importlib.import_module(f"day0.kernels.{name}.kind").KIND
+    if kind.name != name:
+        raise ValueError(f"kernels/{name}/kind.py declares kind {kind.name!r}")
+    return kind
+
+
+@cache
+def resolve(kind: str, implementation: str, method: str = "") -> Callable[..., Any]:
+    """The function that computes one method of a kind. Raises KeyError on an unknown implementation."""
+    chosen = get_kind(kind).implementation(implementation)
+    return getattr(importlib.import_module(chosen.module), method or kind)
+
+
+def module_source(name: str) -> str:
+    """The template of a kind's module in a generated package."""
+    get_kind(name)
+    return (Path(__file__).resolve().parent / name / "module.py.j2").read_text(encoding="utf-8")
