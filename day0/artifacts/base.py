@@ -48,7 +48,7 @@ class Artifact(Record):
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
     def write(self, folder: Path) -> Path:
-        """Write into the workspace atomically. Raises Day0Error when the folder cannot be written or the disk is full."""
+        """Write into the workspace atomically. Raises Day0Error when that fails (read-only folder, full disk)."""
         path = folder / self.FILE
         write_atomically(path, self.dump().encode())
         return path

@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least an implementation must do: floating point operations, and bytes read and written (weights, state, ports)."""
+    """The least an implementation must do: floating point operations, and bytes moved (weights, state, ports)."""
 
     flops: float
     bytes_read: float
@@ -79,9 +79,10 @@ class Implementation:
     """One way to compute a kind. `module` is imported only when it is used.
 
     It holds one function per method, named like the method (the method "" like the kind), called as
-    `function(attributes, *ports, **weights, batch=..., **state_pools)`: optional ports that a step leaves out are None,
-    weights go by their canonical names, `batch` is passed when the kind's context has it, state pools by the
-    component's local name. Every implementation has the signature of the reference, so that one can stand in for another.
+    `function(attributes, *ports, **weights, batch=..., **state_pools)`: optional ports that a step leaves out are
+    None, weights go by their canonical names, `batch` is passed when the kind's context has it, state pools by the
+    component's local name. Every implementation has the signature of the reference, so that one can stand in for
+    another.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Memory(Mapping[str, Tensor]):
 
 
 def component_dtype(component: Component, activation: torch.dtype) -> torch.dtype:
-    """A component's storage dtype: float32 state becomes float64 in a float64 package, so that exactness can be shown."""
+    """A component's storage dtype; float32 state becomes float64 in a float64 package, so that exactness shows."""
     if component.dtype == "int64":
         return torch.int64
     if component.dtype == "float32":

@@ -1,0 +1,192 @@
+"""The recipe: a family of models as data. Schema, reading, writing, and the published JSON Schema."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from day0.errors import Day0Error
+from day0.language.steps import parse_step
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Match(Section):
+    """Which configs this recipe is for, and where the text model's config stands in them."""
+
+    model_types: tuple[str, ...]
+    # Key of the sub-config of the text model in a multimodal wrapper; used when the config has it.
+    text_config: str = ""
+    # canonical key -> other spellings, in other transformers versions or in hub files
+    aliases: dict[str, tuple[str, ...]] = {}
+    # values of the family's config class for keys that a config.json may leave out
+    defaults: dict[str, Any] = {}
+    # keys read by training or loading code only, with the reason why inference may ignore them
+    ignored: dict[str, str] = {}
+
+
+class Slot(Section):
+    """A place in a layer whose content depends on the layer: `select` is evaluated, `cases` names what stands there.
+
+    A case names a block, an operator, or `skip` (the value passes unchanged).
+    """
+
+    select: Any
+    cases: dict[str, str]
+
+
+class Schedule(Section):
+    """The layers: how many, the block each one is (a name or a slot), and the slots that blocks refer to."""
+
+    layers: Any
+    layer: str | Slot
+    slots: dict[str, Slot] = {}
+
+
+class Block(Section):
+    """Straight-line steps from `takes` to `gives`."""
+
+    takes: tuple[str, ...]
+    steps: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_parse(cls, steps: tuple[str, ...]) -> tuple[str, ...]:
+        for text in steps:
+            try:
+                parse_step(text)
+            except Day0Error as error:
+                raise ValueError(f"{error.message}; {error.hint}") from error
+        return steps
+
+
+class Weights(Section):
+    """Where each operator's weights stand in the checkpoint.
+
+    `{prefix}` is the first entry of `prefix` that some tensor name begins with, `{here}` is `layer_prefix` with
+    `{layer}` filled in. `map` goes from "operator.weight" to a source (see day0.language.weights).
+    """
+
+    prefix: tuple[str, ...] = ("model",)
+    layer_prefix: str = "{prefix}.layers.{layer}"
+    map: dict[str, Any]
+    # "operator.weight" names kept in float32 in a bf16 package, as the reference keeps them
+    float32: tuple[str, ...] = ()
+
+
+class LeftOut(Section):
+    """Tensors that are not part of the text model: a glob over names, and why."""
+
+    pattern: str
+    reason: str
+
+
+class ReferenceNotes(Section):
+    """What is known of the reference implementation."""
+
+    quirks: tuple[str, ...] = ()
+    # float32 arithmetic that its float64 run cannot avoid: the relative error it leaves (measured), 0 when none
+    float64_leak: float = 0.0
+    # checks of the reference against itself that it is known to fail, with the reason: they are excluded by name
+    fails: dict[str, str] = {}
+
+
+class Chat(Section):
+    """Stop ids and markers beyond what generation_config and the template say."""
+
+    stop_ids: Any = ()
+    tool_call: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+
+
+class Recipe(Section):
+    """One family of models."""
+
+    RESERVED: ClassVar[frozenset[str]] = frozenset({"layers", "skip"})
+
+    recipe: str
+    paper: str = ""
+    match: Match
+    let: dict[str, Any] = {}
+    model: Block
+    schedule: Schedule
+    blocks: dict[str, Block]
+    operators: dict[str, dict[str, Any]]
+    weights: Weights
+    left_out: tuple[LeftOut, ...] = ()
+    reference: ReferenceNotes = ReferenceNotes()
+    chat: Chat = Field(default_factory=Chat)
+
+    @field_validator("operators")
+    @classmethod
+    def _operators_have_kinds(cls, operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, attributes in operators.items():
+            if "kind" not in attributes:
+                raise ValueError(f"operator {name} has no kind")
+        return operators
+
+
+def read_recipe(text: str, *, name: str) -> Recipe:
+    """Parse and validate YAML. Raises Day0Error naming the file and the first thing wrong in it."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Day0Error(f"{name} is not YAML: {' '.join(str(error).split())}", hint="correct the recipe") from error
+    if not isinstance(data, dict):
+        raise Day0Error(f"{name} holds no mapping", hint="start from a recipe that day0 recipes lists")
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise Day0Error(f"{name}: {where}: {first['msg']}", hint="see docs/recipes.md") from error
+
+
+def write_recipe(recipe: Recipe) -> str:
+    """YAML that `read_recipe` reads back to an equal recipe; sections left at their defaults are not written."""
+    data = json.loads(recipe.model_dump_json(exclude_defaults=True))
+    return yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True)
+
+
+def shipped_recipes() -> dict[str, Recipe]:
+    """All recipes that come with day0, by name."""
+    found = {}
+    for entry in sorted(files("day0.recipes").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".yaml"):
+            recipe = read_recipe(entry.read_text(encoding="utf-8"), name=f"recipes/{entry.name}")
+            found[recipe.recipe] = recipe
+    return found
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A shipped recipe by name, or any recipe file by path. Raises Day0Error listing the known names."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return read_recipe(path.read_text(encoding="utf-8"), name=str(path))
+        except OSError as error:
+            raise Day0Error(f"cannot read recipe {path}: {error.strerror}", hint="check the path") from error
+    known = shipped_recipes()
+    if name_or_path not in known:
+        raise Day0Error(f"no recipe {name_or_path!r}", hint=f"shipped recipes: {', '.join(known)}")
+    return known[name_or_path]
+
+
+def find_recipe(config: dict[str, Any]) -> Recipe | None:
+    """The shipped recipe whose model types hold the config's, or its text model's; None when there is none."""
+    for recipe in shipped_recipes().values():
+        if config.get("model_type") in recipe.match.model_types:
+            return recipe
+    return None
+
+
+def text_config(recipe: Recipe, config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's part of a config: the sub-config in a multimodal wrapper, else the config itself."""
+    inner = config.get(recipe.match.text_config) if recipe.match.text_config else None
+    return inner if isinstance(inner, dict) else config

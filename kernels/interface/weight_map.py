@@ -1,0 +1,51 @@
+"""Applies a package's weight map: builds each canonical weight from checkpoint tensors."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Read = Callable[[str], Tensor]
+Shape = tuple[int, ...]
+
+
+def build(source: str | Mapping[str, Any], read: Read) -> Tensor:
+    """The tensor a resolved source describes (see day0.language.weights for the operations)."""
+    if isinstance(source, str):
+        return read(source)
+    if "concat" in source:
+        return torch.cat([build(part, read) for part in source["concat"]], dim=source["dim"])
+    if "stack" in source:
+        return torch.stack([build(part, read) for part in source["stack"]])
+    if "split" in source:
+        parts = build(source["split"], read).split(list(source["sizes"]), dim=source.get("dim", 0))
+        return parts[source["take"]].contiguous()
+    if "groups" in source:
+        whole = build(source["groups"], read)
+        grouped = whole.unflatten(0, (source["count"], sum(source["sizes"])))
+        return grouped.split(list(source["sizes"]), dim=1)[source["take"]].flatten(0, 1).contiguous()
+    if "transpose" in source:
+        return build(source["transpose"], read).transpose(-1, -2).contiguous()
+    if "reshape" in source:
+        return build(source["reshape"], read).reshape(tuple(source["shape"]))
+    raise ValueError(f"unknown weight operation {sorted(source)}")
+
+
+def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) -> Shape:
+    """The shape `build` would give, from the checkpoint's headers alone.
+
+    Raises KeyError on a missing tensor and ValueError when the shapes do not fit the operation.
+    """
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if name in _names(source)}
+    try:
+        return tuple(build(source, tensors.__getitem__).shape)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+
+
+def _names(source: Any) -> set[str]:
+    if isinstance(source, str):
+        return {source}
+    inner = next(v for k, v in source.items() if k in ("concat", "stack", "split", "groups", "transpose", "reshape"))
+    return set().union(*(_names(part) for part in inner)) if isinstance(inner, list | tuple) else _names(inner)
