@@ -1,0 +1,16 @@
+"""The kind `mlp`: the dense feed-forward network of a layer."""
+
+from day0.kernels.interface.kind import Implementation, Kind, Method
+from day0.kernels.mlp.contract import TORCH
+from day0.kernels.mlp.cost import cost
+from day0.kernels.mlp.schema import MlpAttributes, weights
+
+KIND = Kind(
+    name="mlp",
+    summary="feed-forward network, gated or not",
+    attributes=MlpAttributes,
+    methods={"": Method(inputs=("x",), outputs=("y",))},
+    weights=weights,
+    cost=cost,
+    implementations=(Implementation("torch", "day0.kernels.mlp.reference", TORCH),),
+)

@@ -1,0 +1,36 @@
+"""Attributes and weights of the kind `mlp`."""
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.kind import Weight
+
+
+class MlpAttributes(Attributes):
+    """width -> hidden -> width. `gated`: act(gate) * up; otherwise act(up) alone (nemotron_h's relu2).
+
+    `clamp` L > 0 cuts the gate to at most L and up to [-L, L] before the activation; 0 cuts nothing.
+    """
+
+    width: int
+    hidden: int
+    activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = "silu"
+    gated: bool = True
+    clamp: float = 0.0
+
+    @model_validator(mode="after")
+    def _clamp_belongs_to_a_gate(self) -> "MlpAttributes":
+        if self.clamp != 0.0 and not self.gated:
+            raise ValueError("clamp limits gate and up of a gated mlp; this one has gated: false")
+        return self
+
+    @classmethod
+    def alternatives(cls) -> dict[str, tuple[Any, ...]]:
+        return {"activation": ("silu", "gelu_tanh", "relu", "relu2"), "clamp": (0.0, 7.0, 10.0)}
+
+
+def weights(a: MlpAttributes) -> dict[str, Weight]:
+    first = {"gate_up": Weight((2 * a.hidden, a.width))} if a.gated else {"up": Weight((a.hidden, a.width))}
+    return first | {"down": Weight((a.width, a.hidden))}
