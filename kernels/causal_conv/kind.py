@@ -1,0 +1,19 @@
+"""The kind `causal_conv`: the depthwise short convolution in front of recurrent mixers."""
+
+from day0.kernels.causal_conv.contract import TORCH
+from day0.kernels.causal_conv.cost import cost
+from day0.kernels.causal_conv.schema import CausalConvAttributes, outputs, state, weights
+from day0.kernels.interface.kind import Implementation, Kind, Method
+
+KIND = Kind(
+    name="causal_conv",
+    summary="depthwise causal short convolution with a window state, optionally activated and split",
+    attributes=CausalConvAttributes,
+    methods={"": Method(inputs=("x",), outputs=outputs)},
+    weights=weights,
+    cost=cost,
+    implementations=(Implementation("torch", "day0.kernels.causal_conv.reference", TORCH),),
+    state=state,
+    context=("batch", "memory"),
+    fuses_with={"recurrence": "the recurrence can convolve its queries, keys and values as it loads them"},
+)
