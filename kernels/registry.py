@@ -21,7 +21,7 @@ def get_kind(name: str) -> Kind[Any]:
     """The kind of that name. Raises KeyError listing the known ones."""
     if name not in kind_names():
         raise KeyError(f"unknown kind {name!r}; known: {', '.join(kind_names())}")
-    kind = importlib.import_module(f"day0.kernels.{name}.kind").KIND
+    kind: Kind[Any] = importlib.import_module(f"day0.kernels.{name}.kind").KIND
     if kind.name != name:
         raise ValueError(f"kernels/{name}/kind.py declares kind {kind.name!r}")
     return kind
@@ -31,7 +31,8 @@ def get_kind(name: str) -> Kind[Any]:
 def resolve(kind: str, implementation: str, method: str = "") -> Callable[..., Any]:
     """The function that computes one method of a kind. Raises KeyError on an unknown implementation."""
     chosen = get_kind(kind).implementation(implementation)
-    return getattr(importlib.import_module(chosen.module), method or kind)
+    function: Callable[..., Any] = getattr(importlib.import_module(chosen.module), method or kind)
+    return function
 
 
 def module_source(name: str) -> str:

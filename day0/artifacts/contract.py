@@ -28,7 +28,7 @@ class Between:
     high: float | None = None
 
     def holds(self, value: Any) -> bool:
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+        return bool((self.low is None or value >= self.low) and (self.high is None or value <= self.high))
 
     def describe(self, value: Any) -> str:
         low = "" if self.low is None else f"{self.low} <= "
@@ -43,7 +43,7 @@ class MultipleOf:
     unit: int
 
     def holds(self, value: Any) -> bool:
-        return value > 0 and value % self.unit == 0
+        return bool(value > 0 and value % self.unit == 0)
 
     def describe(self, value: Any) -> str:
         return f"{value} is no positive multiple of {self.unit}"

@@ -109,11 +109,11 @@ class _Builder:
         model = _parse_block("model", self.recipe.model)
         outer = {name: self._use(name, "model", None) for name in self._operators_of(model)}
         layers = tuple(self._layer(i) for i in range(count))
-        self._check_steps(model, {})
+        self._check_steps(model, {}, outer)
         for layer in layers:
-            self._check_steps(self.blocks[layer.block], layer.slots)
+            self._check_steps(self.blocks[layer.block], layer.slots, layer.operators)
             for content in set(layer.slots.values()) & set(self.blocks):
-                self._check_steps(self.blocks[content], layer.slots)
+                self._check_steps(self.blocks[content], layer.slots, layer.operators)
         used = set(outer) | {name for layer in layers for name in layer.operators}
         unused = set(self.recipe.operators) - used if cut is None else set()
         # An operator of a case that this config never selects is no mistake; one that no step names is.
@@ -141,14 +141,12 @@ class _Builder:
                 if a & b:
                     raise Day0Error(
                         f"the name {sorted(a & b)[0]!r} is used twice",
-                        hint="operators, blocks and slots share one space",
+                        hint="operators, blocks and slots share names",
                     )
         for key in (*self.recipe.weights.map, *self.recipe.weights.float32):
             operator, _, weight = key.partition(".")
             if operator not in self.recipe.operators or not weight:
-                raise Day0Error(
-                    f"weights names {key!r}, which is no operator.weight", hint="correct the weights section"
-                )
+                raise Day0Error(f"weights: {key!r} is no operator.weight", hint="correct the weights section")
 
     def _layer(self, index: int) -> Layer:
         scope = self.scope.with_names(layer=index)
@@ -223,35 +221,36 @@ class _Builder:
         except Day0Error as error:
             raise type(error)(f"operator {operator}: {key}: {error.message}", hint=error.hint) from error
 
-    def _check_steps(self, block: ParsedBlock, slots: Mapping[str, str]) -> None:
+    def _check_steps(self, block: ParsedBlock, slots: Mapping[str, str], operators: Mapping[str, OperatorUse]) -> None:
         known = set(block.takes)
         for step in block.steps:
             unknown = [a for a in step.arguments if a not in known]
             if unknown:
                 raise Day0Error(f"block {block.name}: {step}: {unknown[0]!r} has no value yet", hint="order the steps")
-            self._check_call(block, step, slots)
+            self._check_call(block, step, slots, operators)
             known |= set(step.targets)
         lost = [g for g in block.gives if g not in known]
         if lost:
             raise Day0Error(f"block {block.name} gives {lost[0]!r}, which no step makes", hint="correct gives")
 
-    def _check_call(self, block: ParsedBlock, step: Step, slots: Mapping[str, str]) -> None:
+    def _check_call(
+        self, block: ParsedBlock, step: Step, slots: Mapping[str, str], operators: Mapping[str, OperatorUse]
+    ) -> None:
         target = slots.get(step.callee, step.callee)
         if target in (SKIP, LAYERS):
             arguments, least, results = len(step.arguments), len(step.arguments), len(step.arguments)
         elif target in self.blocks:
             arguments = least = len(self.blocks[target].takes)
             results = len(self.blocks[target].gives)
-        elif target in self.recipe.operators:
-            raw = self.recipe.operators[target]
-            kind = get_kind(raw["kind"])
+        elif target in operators:
+            use = operators[target]
+            kind = get_kind(use.kind)
             if step.method not in kind.methods:
                 known = ", ".join(repr(m) for m in kind.methods)
                 raise Day0Error(f"block {block.name}: {step}: no method {step.method!r}", hint=f"methods: {known}")
             method = kind.methods[step.method]
             least = len(method.inputs)
             arguments = least + len(method.optional_inputs)
-            use = self._use(target, block.name, 0 if block.name != "model" else None)
             results = len(method.output_names(use.attributes))
         else:
             raise Day0Error(f"block {block.name}: {step}: nothing is called {step.callee!r}", hint="define it")
