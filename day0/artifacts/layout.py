@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+PAGE_TOKENS = 64
+
 Role = Literal["token_paged", "per_sequence"]
 # How a component goes back to an earlier position: a paged cache is cut, a state is restored from a checkpoint.
 Rollback = Literal["truncate", "restore"]
@@ -12,8 +14,9 @@ Rollback = Literal["truncate", "restore"]
 class Component(BaseModel):
     """One piece of memory an operator owns.
 
-    `shape` is one entry's shape. A token-paged component has one entry every `tokens_per_entry` tokens (divides 64), a
-    per-sequence one has one entry per sequence. `dtype` "activation" follows the package, "float32" does not.
+    `shape` is one entry's shape. A token-paged component has one entry every `tokens_per_entry` tokens (a divisor of
+    PAGE_TOKENS), a per-sequence one has one entry per sequence. `dtype` "activation" follows the package, "float32"
+    does not.
     `index` marks what is read to choose tokens rather than to attend to them.
     """
 

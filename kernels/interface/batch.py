@@ -6,7 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-PAGE_TOKENS = 64
+from day0.artifacts.layout import PAGE_TOKENS
+
+__all__ = ["PAGE_TOKENS", "Batch"]
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ class Kind(Generic[A]):
     context: tuple[str, ...] = ()
     # Kinds this one can be fused with when they follow each other, with the reason in words.
     fuses_with: Mapping[str, str] = field(default_factory=dict)
+    # When its dense path computes the same function as its sparse one ("context <= 2048"); None: it has one path.
+    switch: Callable[[A], str | None] = field(default=lambda attributes: None)
 
     def components(self, attributes: A, owner: str = "") -> tuple[Component, ...]:
         """The operator's state; with `owner` ("layers.3.attention") the names are those of the package's Memory."""
