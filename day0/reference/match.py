@@ -1,0 +1,151 @@
+"""Find a computed tensor among the recorded tensors of a reference, whatever its axis order there."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+# Norms of equal tensors differ by summation order only: ~ sqrt(n) * 1e-16 in float64, far less than this.
+_NORM_TOLERANCE = 1e-9
+_NEAREST_CANDIDATES = 8
+_MAX_AXES = 6
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a tensor was found. `axes` orders the recorded tensor's axes of extent > 1; `error` is relative L2."""
+
+    location: str
+    axes: tuple[int, ...]
+    error: float
+
+
+class TensorIndex:
+    """Recorded tensors, looked up by content.
+
+    Floating tensors are equal when their elements are, after some permutation of axes. Integer tensors hold choices:
+    rows of indices whose order means nothing and whose negative entries are padding (see `find_choice`).
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._floats: dict[int, list[tuple[float, str]]] = {}
+        self._choices: dict[int, list[str]] = {}
+        self._sorted = True
+
+    def add(self, location: str, tensor: Tensor) -> None:
+        """Index a recorded tensor. Tensors of one element, and those that are all zero, could match anything: refused."""
+        if tensor.numel() < 2 or tensor.dtype == torch.bool:
+            return
+        if not tensor.is_floating_point():
+            self._tensors[location] = tensor
+            self._choices.setdefault(tensor.shape[-1], []).append(location)
+            return
+        norm = finite_norm(tensor)
+        if norm > 0.0 and math.isfinite(norm):
+            self._tensors[location] = tensor
+            self._floats.setdefault(tensor.numel(), []).append((norm, location))
+            self._sorted = False
+
+    def __getitem__(self, location: str) -> Tensor:
+        return self._tensors[location]
+
+    def __contains__(self, location: str) -> bool:
+        return location in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def find(self, tensor: Tensor, tolerance: float) -> Match | None:
+        """The recorded tensor equal to `tensor` (any shape) within a relative L2 error of `tolerance`; the closest one."""
+        norm = finite_norm(tensor)
+        if norm == 0.0 or not math.isfinite(norm):
+            return None
+        entries = self._entries(tensor.numel())
+        slack = norm * max(_NORM_TOLERANCE, tolerance)
+        low, high = bisect_left(entries, (norm - slack, "")), bisect_right(entries, (norm + slack, "\uffff"))
+        matches = (self._compare(tensor, location) for _, location in entries[low:high])
+        return min((m for m in matches if m.error <= tolerance), key=lambda m: m.error, default=None)
+
+    def nearest(self, tensor: Tensor) -> Match | None:
+        """The recorded tensor closest to `tensor` among those of the most similar norm; None when none is related.
+
+        Related means a relative error below 0.7: unrelated tensors of equal norm are sqrt(2) apart.
+        """
+        norm = finite_norm(tensor)
+        entries = sorted(self._entries(tensor.numel()), key=lambda entry: abs(entry[0] - norm))
+        matches = (self._compare(tensor, location) for _, location in entries[:_NEAREST_CANDIDATES])
+        return min((m for m in matches if m.error < 0.7), key=lambda m: m.error, default=None)
+
+    def find_choice(self, indices: Tensor) -> str | None:
+        """A recorded integer tensor that chooses the same: [N, k] indices, negative entries being padding.
+
+        Every row's valid entries must be among the recorded row's, and be all of them where no entry is padding.
+        """
+        if indices.dim() < 2 or indices.numel() < 2:
+            return None
+        rows = indices.reshape(-1, indices.shape[-1])
+        for location in self._choices.get(rows.shape[1], ()):
+            recorded = self._tensors[location]
+            if recorded.numel() == rows.numel() and _same_choice(rows, recorded.reshape(rows.shape)):
+                return location
+        return None
+
+    def _entries(self, numel: int) -> list[tuple[float, str]]:
+        if not self._sorted:
+            for entries in self._floats.values():
+                entries.sort()
+            self._sorted = True
+        return self._floats.get(numel, [])
+
+    def _compare(self, tensor: Tensor, location: str) -> Match:
+        flat = tensor.reshape(-1)
+        recorded = self._tensors[location]
+        orders = [(error(arrange(recorded, axes).reshape(-1), flat), axes) for axes in _orders(recorded)]
+        best, axes = min(orders)
+        return Match(location, axes, best)
+
+
+def arrange(recorded: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The recorded tensor without its axes of extent 1, the others in the order `axes`."""
+    squeezed = recorded.squeeze()
+    return squeezed.permute(axes) if axes else squeezed
+
+
+def error(computed: Tensor, exact: Tensor) -> float:
+    """Relative L2 error |computed - exact| / |exact| in float64. Equal infinities count as equal; NaN is infinite error.
+
+    Zero against zero is 0, anything else against zero is infinite.
+    """
+    a, b = computed.to(torch.float64), exact.to(torch.float64)
+    same = (a == b) & torch.isinf(b)
+    a, b = a.masked_fill(same, 0.0), b.masked_fill(same, 0.0)
+    difference, scale = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
+    if not math.isfinite(difference):
+        return math.inf
+    if scale == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return difference / scale
+
+
+def finite_norm(tensor: Tensor) -> float:
+    """L2 norm over the finite elements, in float64; NaN when an element is NaN."""
+    values = tensor.to(torch.float64)
+    return float(torch.linalg.vector_norm(values.masked_fill(torch.isinf(values), 0.0)))
+
+
+def _orders(recorded: Tensor) -> Iterator[tuple[int, ...]]:
+    axes = sum(extent > 1 for extent in recorded.shape)
+    yield from permutations(range(axes)) if axes <= _MAX_AXES else [tuple(range(axes))]
+
+
+def _same_choice(rows: Tensor, recorded: Tensor) -> bool:
+    for row, other in zip(rows.tolist(), recorded.tolist(), strict=True):
+        valid = {i for i in row if i >= 0}
+        if not valid <= set(other) or (len(valid) == len(row) and valid != set(other)):
+            return False
+    return True
