@@ -1,0 +1,27 @@
+"""Causal attention over latents with kv_up absorbed into queries and results: the reference's twin for decode."""
+
+from torch import Tensor
+
+from day0.kernels.attention.schema import AttentionAttributes
+from day0.kernels.common.attention_memory import attend_absorbed, remember
+from day0.kernels.common.causal import causal_mask
+from day0.kernels.interface.batch import Batch
+
+
+def attention(
+    a: AttentionAttributes,
+    q: Tensor,  # [N, heads * query_dim]
+    k_or_latent: Tensor,  # [N, rank]
+    v_or_rope_key: Tensor | None = None,  # [N, rope_dim]
+    *,
+    kv_up: Tensor,  # [heads * (nope_dim + value_dim), rank]
+    batch: Batch,
+    **pools: Tensor,  # latents, rope_keys
+) -> Tensor:  # [N, heads * value_dim]
+    """As the reference, without ever making a key or a value; memory "latent" only."""
+    y = q.new_empty(q.shape[0], a.heads * a.value_dim)
+    for rows, context, entries in remember(a, batch, k_or_latent, v_or_rope_key, pools):
+        queries = q[rows].reshape(-1, a.heads, a.query_dim)
+        visible = causal_mask(context, queries.shape[0], q.device)
+        y[rows] = attend_absorbed(a, queries, entries, kv_up, visible).flatten(1)
+    return y

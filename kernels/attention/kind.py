@@ -1,0 +1,21 @@
+"""The kind `attention`: causal softmax attention with its paged cache of keys and values, or of latents."""
+
+from day0.kernels.attention.contract import TORCH, TORCH_ABSORBED
+from day0.kernels.attention.cost import cost
+from day0.kernels.attention.schema import AttentionAttributes, components, weights
+from day0.kernels.interface.kind import Implementation, Kind, Method
+
+KIND = Kind(
+    name="attention",
+    summary="causal softmax attention over a paged cache of keys and values (GQA) or latents (MLA)",
+    attributes=AttentionAttributes,
+    methods={"": Method(inputs=("q", "k_or_latent"), outputs=("y",), optional_inputs=("v_or_rope_key",))},
+    weights=weights,
+    cost=cost,
+    implementations=(
+        Implementation("torch", "day0.kernels.attention.reference", TORCH),
+        Implementation("torch_absorbed", "day0.kernels.attention.absorbed", TORCH_ABSORBED),
+    ),
+    state=components,
+    context=("batch", "memory"),
+)

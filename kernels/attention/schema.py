@@ -1,0 +1,9 @@
+"""Attributes, weights and state of the kind `attention`."""
+
+from day0.kernels.common.attention_memory import AttentionMemoryAttributes, components, weights
+
+__all__ = ["AttentionAttributes", "components", "weights"]
+
+
+class AttentionAttributes(AttentionMemoryAttributes):
+    """Causal attention over everything remembered."""
