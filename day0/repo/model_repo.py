@@ -66,7 +66,7 @@ class ModelRepo:
         """
         text = str(source)
         folder = Path(text).expanduser()
-        if isinstance(source, Path) or text.startswith((".", "/", "~")) or folder.is_dir():
+        if isinstance(source, Path) or text.startswith((".", "/", "~")) or (text and folder.is_dir()):
             if revision is not None or cache_dir is not None:
                 raise Day0Error(
                     f"{text} is a folder, which has no revision or cache", hint="leave them out, or give a hub id"
