@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from day0.kernels.interface.kind import Cost, Work
 from day0.kernels.moe.reference import moe, route
 from day0.kernels.registry import get_kind
+from tests.kernels.float64 import Float64Meaning
 
 KIND = get_kind("moe")
 # float64: nested sums of at most 7 products of size ~1, then a weighted sum of 3 experts: under 1000 ulp of 2.2e-16.
@@ -21,16 +21,6 @@ SOFTMAX = dict(width=5, hidden=4, experts=12, top_k=3, scores="softmax")
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(20)
-
-
-class Float64Meaning(TorchFunctionMode):
-    """Lets modeling code that asks for float32 compute in float64."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.float:
-            return args[0].double()
-        args = [torch.float64 if v is torch.float32 else v for v in args]
-        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()})
 
 
 def make(base, **changes):
