@@ -35,7 +35,10 @@ class Switch(Record):
 
 
 class MemoryForecast(Record):
-    """Does it fit. Bytes; `sequences_at` maps a context length to how many sequences of it fit."""
+    """Does it fit. Bytes; `sequences_at` maps a context length to how many sequences of it fit.
+
+    `longest_context`: tokens of one sequence alone, at most what the model was trained for; None: nothing bounds it.
+    """
 
     device_bytes: int
     weights_bytes: int
@@ -43,7 +46,7 @@ class MemoryForecast(Record):
     state_bytes_per_sequence: int
     workspace_bytes: int
     fits: bool
-    longest_context: int
+    longest_context: int | None
     sequences_at: dict[str, int]
     formula: str
 

@@ -1,0 +1,108 @@
+"""Which implementation computes an operator in a phase: the first whose contract accepts it, fused ones first."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from day0.artifacts.contract import Refusal, Subject
+from day0.artifacts.inventory import Operator
+from day0.artifacts.layout import PAGE_TOKENS
+from day0.artifacts.plan import Phase, PlanLine
+from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.kind import Implementation, Kind
+from day0.kernels.registry import get_kind, kind_names
+from day0.mapping.device import Device
+from day0.mapping.options import MapOptions
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
+REFERENCE_KERNEL = "torch"  # the plain PyTorch implementation that every kind has
+REFERENCE_MODULE = "reference"  # the training side's own module, for what no kind computes
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and how operators are to run."""
+
+    device: Device
+    dtype: str
+    options: MapOptions
+
+
+def contract_facts(attributes: Attributes, target: Target, phase: Phase) -> dict[Subject, dict[str, Any]]:
+    """Everything a contract's clauses may ask for. `capability` is 0 where there is no CUDA."""
+    tokens = {"prefill": target.options.prefill_tokens, "decode": 1, "verify": target.options.verify_tokens}
+    return {
+        "attribute": {name: getattr(attributes, name) for name in type(attributes).model_fields},
+        "shape": {"page_tokens": PAGE_TOKENS, "tokens_per_sequence": tokens[phase]},
+        "dtype": {"activation": target.dtype, "weight": target.dtype},
+        "device": {
+            "type": target.device.type,
+            "name": target.device.device,
+            "capability": target.device.capability or 0.0,
+            "triton": target.device.triton,
+        },
+        "phase": {"phase": phase},
+    }
+
+
+def choose(operator: Operator, target: Target) -> list[PlanLine]:
+    """The plan's lines of one operator, one per phase."""
+    if operator.kind not in kind_names():
+        reason = f"no kind computes {operator.kind!r}; the reference's own module stands in"
+        return [_line(operator, phase, target, REFERENCE_MODULE, reason) for phase in PHASES]
+    kind = get_kind(operator.kind)
+    attributes = kind.parse(operator.attributes)
+    return [_choose(operator, kind, attributes, target, phase) for phase in PHASES]
+
+
+def by_preference(kind: Kind[Any]) -> list[Implementation]:
+    """A kind's implementations, fused ones first, each group in the order the kind lists them."""
+    return sorted(kind.implementations, key=lambda i: i.name == REFERENCE_KERNEL)
+
+
+def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target: Target, phase: Phase) -> PlanLine:
+    facts = contract_facts(attributes, target, phase)
+    refusals: list[Refusal] = []
+    for implementation in by_preference(kind):
+        refused = implementation.contract.refusals(facts)
+        if not refused:
+            fused = implementation.name != REFERENCE_KERNEL
+            reason = "its contract accepts every attribute" if fused else _stand_in(kind, refusals)
+            return _line(operator, phase, target, implementation.name, reason, refusals)
+        refusals += refused
+    reason = "no implementation accepts it, the PyTorch reference neither; the training side's own module stands in"
+    return _line(operator, phase, target, REFERENCE_MODULE, reason, refusals)
+
+
+def _stand_in(kind: Kind[Any], refusals: list[Refusal]) -> str:
+    if len(kind.implementations) == 1:
+        return "no fused kernel for this kind yet; the PyTorch reference stands in"
+    causes = "; ".join(dict.fromkeys(refusal.reason for refusal in refusals))
+    return f"no fused kernel accepts it ({causes}); the PyTorch reference stands in"
+
+
+def _line(
+    operator: Operator,
+    phase: Phase,
+    target: Target,
+    implementation: str,
+    reason: str,
+    refusals: list[Refusal] | None = None,
+) -> PlanLine:
+    return PlanLine(
+        operator=operator.name,
+        kind=operator.kind,
+        phase=phase,
+        implementation=implementation,
+        fallback=implementation in (REFERENCE_KERNEL, REFERENCE_MODULE),
+        dtype=target.dtype,
+        reason=reason,
+        refusals=tuple(str(refusal) for refusal in refusals or ()),
+    )
+
+
+def switch_rule(operator: Operator) -> str | None:
+    """When the operator's dense path computes what its sparse path does; None when it has one path."""
+    if operator.kind not in kind_names():
+        return None
+    kind: Kind[Any] = get_kind(operator.kind)
+    return kind.switch(kind.parse(operator.attributes))

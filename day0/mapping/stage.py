@@ -1,0 +1,93 @@
+"""The stage: an inventory and a device give a plan."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from day0.artifacts.base import Provenance
+from day0.artifacts.inventory import Inventory, Operator
+from day0.artifacts.plan import FusionGroup, Plan, PlanLine, Switch
+from day0.errors import Day0Error
+from day0.mapping.choose import Target, choose, switch_rule
+from day0.mapping.device import Device
+from day0.mapping.memory import forecast
+from day0.mapping.options import DTYPE_BYTES, MapOptions
+from day0.mapping.tier import tier_of
+
+# safetensors and torch spell dtypes differently; an inventory may hold either.
+_SPELLINGS = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+_SAME_FUNCTION = "within it every token is selected, so the dense path computes the same function"
+
+
+def run(inventory: Inventory, device: Device, options: MapOptions, produced_by: Provenance) -> Plan:
+    """Choose an implementation per operator and phase, and forecast the memory. Every choice carries its reason.
+
+    Raises Day0Error where the device has no rate for the dtype asked for.
+    """
+    dtype, dtype_warnings = _dtype(inventory.weights_dtype, device, options)
+    target = Target(device, dtype, options)
+    lines = [line for operator in inventory.operators for line in choose(operator, target)]
+    tier, tier_reason = tier_of(inventory.operators, lines, recipe=inventory.recipe)
+    memory = forecast(inventory, target)
+    warnings = [*dtype_warnings, *_fallback_warnings(lines)]
+    if not memory.fits:
+        gigabytes = memory.weights_bytes / 1e9
+        warnings.append(f"does not fit on {device.name}: weights alone are {gigabytes:.1f} GB in {dtype}")
+    return Plan(
+        produced_by=produced_by,
+        model=inventory.model,
+        device=_described(device),
+        tier=tier,
+        tier_reason=tier_reason,
+        dtype=dtype,
+        lines=tuple(lines),
+        fusion_groups=tuple(_fusion_groups(inventory)),
+        switches=tuple(_switches(inventory.operators)),
+        memory=memory,
+        warnings=tuple(warnings),
+    )
+
+
+def _dtype(checkpoint: str, device: Device, options: MapOptions) -> tuple[str, list[str]]:
+    """The dtype to run in, and what to warn of."""
+    peaks = [str(name) for name in device.peak_flops_per_s]
+    if options.dtype is not None:
+        if options.dtype not in peaks:
+            raise Day0Error(
+                f"{device.name} has no {options.dtype} rate in the catalogue", hint=f"choose from {', '.join(peaks)}"
+            )
+        return options.dtype, []
+    stored = checkpoint.lower().removeprefix("torch.")
+    stored = _SPELLINGS.get(stored, stored)
+    if stored in peaks and stored in DTYPE_BYTES:
+        return stored, []
+    wide = "bfloat16" if stored not in DTYPE_BYTES and "bfloat16" in peaks else "float32"
+    return wide, [f"the checkpoint is in {checkpoint}; on {device.device} it runs in {wide}"]
+
+
+def _fallback_warnings(lines: Sequence[PlanLine]) -> list[str]:
+    """One line for each reason why operators run without a fused kernel, naming the operators."""
+    by_reason: dict[str, list[str]] = {}
+    for line in lines:
+        if line.fallback:
+            by_reason.setdefault(line.reason, []).append(line.operator)
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
+
+
+def _fusion_groups(inventory: Inventory) -> list[FusionGroup]:
+    """The inventory's candidates. A group has an implementation once a kernel of some kind computes it whole."""
+    return [FusionGroup(operators=f.operators, implementation="", reason=f.reason) for f in inventory.fusions]
+
+
+def _switches(operators: Sequence[Operator]) -> list[Switch]:
+    switches = []
+    for operator in operators:
+        rule = switch_rule(operator)
+        if rule is not None:
+            switches.append(Switch(operator=operator.name, dense_while=rule, reason=_SAME_FUNCTION))
+    return switches
+
+
+def _described(device: Device) -> dict[str, Any]:
+    """The device as the plan records it, with the memory that the forecast used."""
+    return {**device.model_dump(mode="json", exclude_none=True), "usable_memory_bytes": device.usable_memory()}

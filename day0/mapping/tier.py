@@ -1,0 +1,35 @@
+"""How much of a model runs on kernels: tier A (fused), B (mixed) or C (the whole reference)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from day0.artifacts.inventory import Operator
+from day0.artifacts.plan import PlanLine
+from day0.mapping.choose import REFERENCE_KERNEL, REFERENCE_MODULE
+
+Tier = Literal["A", "B", "C"]
+
+
+def tier_of(operators: Sequence[Operator], lines: Sequence[PlanLine], *, recipe: str) -> tuple[Tier, str]:
+    """The tier and the reason in words.
+
+    A: every operator has an implementation, every stateful one a fused kernel in all phases. C: no package can be
+    written, since no recipe joins the operators. B: all between.
+    """
+    if not recipe:
+        return "C", "no recipe says how the operators are joined: the whole reference runs, one sequence at a time"
+    used = {(line.operator, line.implementation) for line in lines}
+    unknown = [o for o in operators if (o.name, REFERENCE_MODULE) in used]
+    if unknown:
+        stateful = [o.name for o in unknown if o.state]
+        keeps = f"; {_names(stateful)} keep their own state per sequence" if stateful else ""
+        return "B", f"no kernel computes {_names([o.name for o in unknown])}: the reference's own modules run{keeps}"
+    slow = [o.name for o in operators if o.state and (o.name, REFERENCE_KERNEL) in used]
+    if slow:
+        return "B", f"every operator is known, but {_names(slow)} hold state and run on the PyTorch reference"
+    return "A", "every stateful operator has a fused kernel in every phase"
+
+
+def _names(names: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
