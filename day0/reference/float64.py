@@ -1,0 +1,39 @@
+"""Honest float64: a reference whose `.float()` and `torch.float32` mean float64 while it runs.
+
+Modeling files cast to float32 by name inside norms, softmax and recurrences; in a float64 model each such cast would
+silently truncate. While `float64_arithmetic` is active those names mean float64. RoPE frequencies stay the
+float32-rounded numbers of the float32 model, because they are made before the model is converted: they are part of
+what the model computes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from day0.reference.load import load_reference
+from day0.repo.model_repo import ModelRepo
+
+
+@contextmanager
+def float64_arithmetic() -> Iterator[None]:
+    """Within it, Python code that says float32 computes in float64, and float64 is the default dtype.
+
+    Process-wide, so no other thread may compute meanwhile. It reaches names looked up while it is active; a float32
+    bound earlier (a default argument) stays: that is a family's `float64_leak`.
+    """
+    names = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = names[:3]  # type: ignore[misc, method-assign]
+        torch.set_default_dtype(names[3])
+
+
+def loaded_in_float64(repo: ModelRepo, *, trust_remote_code: bool = False, layers: int | None = None) -> Any:
+    """The reference in float64, to be run inside `float64_arithmetic`."""
+    return load_reference(repo, trust_remote_code=trust_remote_code, layers=layers).double()

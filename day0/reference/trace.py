@@ -1,0 +1,193 @@
+"""Trace a reference at the grain of its authors' own modules, functions, named tensors and operations."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# A value of a small model's step is smaller: 4 MiB in float64. What is larger (the pairwise decay of a chunk) is
+# an intermediate of one operator, never what one operator hands to another.
+MAX_ELEMENTS = 1 << 19
+# A line inside a loop over chunks or tokens runs often; operators hand on what a few runs of a line make.
+MAX_RUNS_OF_A_LINE = 6
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module or function: where, and its arguments that are no tensors (name -> value)."""
+
+    location: str
+    function: str
+    arguments: dict[str, Any]
+
+
+@dataclass
+class Trace:
+    """Everything that a reference computed in one call, in order.
+
+    `tensors` maps a location to the value at that moment. Locations: `layers.3.self_attn.q_proj:out` (a module's
+    output; `:in` its inputs), `layers.3.self_attn:chunk_delta_rule.query` (a function's argument),
+    `...:chunk_delta_rule.return[0]`, `layers.3.self_attn:forward.beta` (a local when the function returned),
+    `layers.3:forward.line 1320 add` (an operation's result that has no name). `#2` marks the second call of one
+    function in one module, or the second run of a line. Paths are relative to the text model.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+
+def trace(model: nn.Module, call: Callable[[], Any], *, operations: bool = True) -> tuple[Trace, Any]:
+    """Run `call`, which runs `model`, and record it. Returns the trace and what `call` returned.
+
+    Functions are seen by a profile hook limited to the files that define the model's modules, modules by forward
+    hooks (a decorated or replaced forward is seen as well), operations (`operations`) by a torch function mode. Values
+    are copied, so that later writes in place do not change them. One thread, not inside another profiler.
+    """
+    recorder = _Recorder(model, operations)
+    with recorder:
+        result = call()
+    return recorder.trace, result
+
+
+def text_model_path(model: nn.Module) -> str:
+    """Path of the module that holds the decoder layers ("model", "model.language_model"); "" when there is none."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    count = getattr(text, "num_hidden_layers", None)
+    held = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == count
+        and name.rpartition(".")[2] in ("layers", "blocks")
+    ]
+    return min(held, key=lambda name: name.count(".")).rpartition(".")[0] if held else ""
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, model: nn.Module, operations: bool) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.model = model
+        self.operations = operations
+        self.files = {
+            id(sys.modules[module].__dict__)
+            for module in {type(m).__module__ for m in model.modules()}
+            if module in sys.modules and not module.startswith("torch.")
+        }
+        self.weights = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        self.copies: dict[tuple[Any, ...], Tensor] = {}
+        # Keeps what was copied alive: a freed tensor's address would come again with other contents.
+        self.alive: list[Tensor] = []
+        self.path: list[str] = [""]
+        self.frames: dict[int, str] = {}
+        self.counts: Counter[str] = Counter()
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> "_Recorder":
+        root = text_model_path(self.model)
+        for name, module in self.model.named_modules():
+            shown = name.removeprefix(f"{root}.") if name != root else "model"
+            self.handles.append(module.register_forward_pre_hook(self._enter_module(shown), with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self._leave_module))
+        if self.operations:
+            super().__enter__()
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        sys.setprofile(None)
+        if self.operations:
+            super().__exit__(*exception)
+        for handle in self.handles:
+            handle.remove()
+
+    def _enter_module(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            location = self._numbered(path)
+            self.path.append(location)
+            arguments = {str(i): a for i, a in enumerate(args)} | kwargs
+            plain = {k: v for k, v in arguments.items() if isinstance(v, bool | int | float | str | None)}
+            self.trace.calls.append(Call(location, type(module).__name__, plain))
+            self._keep_all(f"{location}:in", args)
+            for name, value in kwargs.items():
+                self._keep_all(f"{location}:in.{name}", value)
+
+        return hook
+
+    def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._keep_all(f"{self.path.pop()}:out", out)
+
+    def _profile(self, frame: FrameType, event: str, value: Any) -> None:
+        if event not in ("call", "return") or id(frame.f_globals) not in self.files:
+            return
+        name = frame.f_code.co_name
+        if name.startswith("<") or name.startswith("__"):
+            return
+        if event == "call":
+            location = self._numbered(f"{self.path[-1]}:{name}")
+            self.frames[id(frame)] = location
+            arguments = {k: v for k, v in frame.f_locals.items() if k != "self"}
+            plain = {k: v for k, v in arguments.items() if isinstance(v, bool | int | float | str | None)}
+            self.trace.calls.append(Call(location, name, plain))
+            if name != "forward":  # a forward's arguments are its module's inputs
+                for argument, tensor in arguments.items():
+                    self._keep_all(f"{location}.{argument}", tensor)
+            return
+        location = self.frames.pop(id(frame), "")
+        if location:
+            self._keep_all(f"{location}.return", value)
+            for local, held in list(frame.f_locals.items()):
+                if local != "self":
+                    self._keep_all(f"{location}.{local}", held)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor | tuple | list):
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and id(frame) not in self.frames:
+                frame = frame.f_back
+            if frame is not None:
+                operation = getattr(func, "__name__", "operation")
+                line = f"{self.frames[id(frame)]}.line {frame.f_lineno} {operation}"
+                self.counts[line] += 1
+                if self.counts[line] <= MAX_RUNS_OF_A_LINE:
+                    run = self.counts[line]
+                    self._keep_all(line if run == 1 else f"{line}#{run}", result)
+        return result
+
+    def _numbered(self, location: str) -> str:
+        self.counts[location] += 1
+        return location if self.counts[location] == 1 else f"{location}#{self.counts[location]}"
+
+    def _keep_all(self, location: str, value: Any) -> None:
+        found = list(_tensors(value))
+        for index, tensor in found:
+            self._keep(f"{location}{index}", tensor)
+
+    def _keep(self, location: str, tensor: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage().data_ptr()
+            if tensor.numel() > MAX_ELEMENTS or tensor.numel() == 0 or storage in self.weights:
+                return
+            key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+            if key not in self.copies:
+                self.copies[key] = tensor.detach().clone()
+                self.alive.append(tensor)
+            self.trace.tensors.setdefault(location, self.copies[key])
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """("", tensor) for a tensor, ("[i]", item) for the tensors of a tuple, list, or output object."""
+    if isinstance(value, Tensor):
+        yield "", value
+    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= 16:
+        for i, item in enumerate(value):
+            if isinstance(item, Tensor):
+                yield f"[{i}]", item
