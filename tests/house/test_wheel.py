@@ -1,6 +1,7 @@
 """The wheel stands alone: built here, installed elsewhere, it has the command, the kinds and the data."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -46,7 +47,10 @@ def run(*command, cwd):
 @pytest.mark.verify
 def test_the_wheel_stands_alone(tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    # A copy, because setuptools builds in place and would pack what an earlier build left behind.
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "*.day0"))
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", source, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
 
     venv.create(tmp_path / "venv", with_pip=False)
