@@ -1,0 +1,1 @@
+"""Recipe, config and plan as a readable package that runs."""

@@ -52,6 +52,7 @@ class Layer:
 @dataclass(frozen=True)
 class ParsedBlock:
     name: str
+    doc: str
     takes: tuple[str, ...]
     steps: tuple[Step, ...]
     gives: tuple[str, ...]
@@ -62,7 +63,10 @@ class Program:
     """The whole model as operators and steps."""
 
     recipe: Recipe
-    config: dict[str, Any]
+    config: dict[str, Any]  # of the text model
+    vocab_size: int
+    positions: int | None
+    left_out: Mapping[str, str]  # glob over tensor names -> reason
     model: ParsedBlock
     blocks: Mapping[str, ParsedBlock]
     outer: Mapping[str, OperatorUse]
@@ -104,8 +108,8 @@ class _Builder:
     def build(self, cut: int | None) -> Program:
         self._check_names()
         schedule = self.recipe.schedule
-        count = int(self.scope.value(schedule.layers))
-        count = count if cut is None else min(count, cut)
+        count_all = int(self.scope.value(schedule.layers))
+        count = count_all if cut is None else min(count_all, cut)
         model = _parse_block("model", self.recipe.model)
         outer = {name: self._use(name, "model", None) for name in self._operators_of(model)}
         layers = tuple(self._layer(i) for i in range(count))
@@ -125,6 +129,12 @@ class _Builder:
         return Program(
             recipe=self.recipe,
             config=dict(self.view.config),
+            vocab_size=int(self.scope.value(self.recipe.limits.vocab_size)),
+            positions=self.scope.value(self.recipe.limits.positions),
+            left_out={
+                entry.pattern.format(prefix=self.prefix, layers=count_all): entry.reason
+                for entry in self.recipe.left_out
+            },
             model=model,
             blocks=self.blocks,
             outer=outer,
@@ -189,6 +199,7 @@ class _Builder:
 
     def _use(self, name: str, block: str, layer: int | None) -> OperatorUse:
         raw = dict(self.recipe.operators[name])
+        base = raw.pop("from", "")
         scope = self.scope if layer is None else self.scope.with_names(layer=layer)
         try:
             kind: Kind[Any] = get_kind(raw.pop("kind"))
@@ -209,9 +220,15 @@ class _Builder:
         sources: dict[str, Resolved] = {}
         for weight in owned:
             key = f"{name}.{weight}"
-            if key not in self.recipe.weights.map:
-                raise Day0Error(f"weights.map lacks {key}", hint=f"say where the checkpoint holds {weight} of {name}")
-            sources[weight] = resolve_source(self.recipe.weights.map[key], scope, names, self.tensors)
+            if key in self.recipe.weights.map:
+                source = self.recipe.weights.map[key]
+            elif base:
+                source = module_pattern(base, weight)
+            else:
+                raise Day0Error(
+                    f"nothing says where the checkpoint holds {key}", hint="give the operator a from, or weights.map it"
+                )
+            sources[weight] = resolve_source(source, scope, names, self.tensors)
         kept = frozenset(w for w in owned if f"{name}.{w}" in self.recipe.weights.float32)
         return OperatorUse(name, block, kind.name, attributes, layer, sources, kept)
 
@@ -262,7 +279,14 @@ class _Builder:
 
 
 def _parse_block(name: str, block: Block) -> ParsedBlock:
-    return ParsedBlock(name, block.takes, tuple(parse_step(s) for s in block.steps), block.gives)
+    return ParsedBlock(name, block.doc, block.takes, tuple(parse_step(s) for s in block.steps), block.gives)
+
+
+def module_pattern(base: str, weight: str) -> str:
+    """An operator's `from`: a module's name below {here}, or a pattern with braces of its own."""
+    whole = base if "{weight}" in base else f"{base}.{{weight}}"
+    anchored = whole if whole.startswith(("{prefix}", "{here}", "/")) else f"{{here}}.{whole}"
+    return anchored.removeprefix("/").replace("{weight}", weight)
 
 
 def _callees(block: ParsedBlock) -> list[str]:

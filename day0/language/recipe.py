@@ -51,6 +51,7 @@ class Schedule(Section):
 class Block(Section):
     """Straight-line steps from `takes` to `gives`."""
 
+    doc: str = ""
     takes: tuple[str, ...]
     steps: tuple[str, ...]
     gives: tuple[str, ...]
@@ -67,21 +68,30 @@ class Block(Section):
 
 
 class Weights(Section):
-    """Where each operator's weights stand in the checkpoint.
+    """Where operators' weights stand in the checkpoint, when their `from` does not say it.
 
-    `{prefix}` is the first entry of `prefix` that some tensor name begins with, `{here}` is `layer_prefix` with
-    `{layer}` filled in. `map` goes from "operator.weight" to a source (see day0.language.weights).
+    An operator's `from: self_attn.q_proj` reads each weight w at {here}.self_attn.q_proj.w; `from: "hc_attn_{weight}"`
+    places the weight's name itself; a `from` that begins with {prefix} or / does not stand in a layer. `map` goes from
+    "operator.weight" to a source (see day0.language.weights). `{prefix}` is the first entry of `prefix` that some
+    tensor name begins with, `{here}` is `layer_prefix` with `{layer}` filled in.
     """
 
     prefix: tuple[str, ...] = ("model",)
     layer_prefix: str = "{prefix}.layers.{layer}"
-    map: dict[str, Any]
+    map: dict[str, Any] = {}
     # "operator.weight" names kept in float32 in a bf16 package, as the reference keeps them
     float32: tuple[str, ...] = ()
 
 
+class Limits(Section):
+    """Sizes the engine needs: ids below `vocab_size`, positions below `positions` (none: unbounded)."""
+
+    vocab_size: Any
+    positions: Any = None
+
+
 class LeftOut(Section):
-    """Tensors that are not part of the text model: a glob over names, and why."""
+    """Tensors that are not part of the text model: a glob over names ({prefix}, {layers} filled in), and why."""
 
     pattern: str
     reason: str
@@ -113,12 +123,13 @@ class Recipe(Section):
     recipe: str
     paper: str = ""
     match: Match
+    limits: Limits
     let: dict[str, Any] = {}
     model: Block
     schedule: Schedule
     blocks: dict[str, Block]
     operators: dict[str, dict[str, Any]]
-    weights: Weights
+    weights: Weights = Weights()
     left_out: tuple[LeftOut, ...] = ()
     reference: ReferenceNotes = ReferenceNotes()
     chat: Chat = Field(default_factory=Chat)

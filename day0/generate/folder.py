@@ -1,0 +1,90 @@
+"""The package folder: swapped in whole, never over a user's edits."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from day0.artifacts.base import write_atomically
+from day0.errors import Day0Error
+
+MANIFEST = "manifest.json"
+
+
+def edited_files(folder: Path) -> list[str]:
+    """Generated files whose content is no longer what generate wrote. [] when there is no package."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return []
+    try:
+        written: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Day0Error(f"{manifest} is damaged", hint="generate with --force to write the package anew") from error
+    return [n for n, digest in written.items() if (folder / n).is_file() and sha256(folder / n) != digest]
+
+
+def write_package(folder: Path, contents: Mapping[str, str], facts: Mapping[str, Any], *, force: bool) -> None:
+    """Write a package so that a killed run leaves the old one or the new one.
+
+    Files in the folder that generate did not write are kept. Raises Day0Error naming the files a user edited, unless
+    `force` or the new content equals the edit.
+    """
+    recover(folder)
+    if not force:
+        edited = [n for n in edited_files(folder) if contents.get(n, "").encode() != (folder / n).read_bytes()]
+        if edited:
+            raise Day0Error(
+                f"{', '.join(str(folder / n) for n in edited)} was edited since it was generated",
+                hint="keep the edit elsewhere, or overwrite it with --force",
+            )
+    new = folder.with_name(f".{folder.name}.new")
+    old = folder.with_name(f".{folder.name}.old")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        if folder.is_dir():
+            shutil.copytree(folder, new, ignore=shutil.ignore_patterns("__pycache__", *_generated(folder)))
+        for name, text in contents.items():
+            write_atomically(new / name, text.encode())
+        digests = {name: sha256(new / name) for name in contents}
+        write_atomically(new / MANIFEST, (json.dumps({**facts, "files": digests}, indent=1) + "\n").encode())
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise Day0Error(f"cannot write {folder}: {error.strerror}", hint="free space or choose another -w") from error
+
+
+def recover(folder: Path) -> None:
+    """Put back the old package when a run was killed between moving it away and moving the new one in."""
+    old = folder.with_name(f".{folder.name}.old")
+    if old.is_dir() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The facts generate recorded. Raises Day0Error when the folder holds no package."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Day0Error(f"{folder} holds no package", hint="run day0 generate first") from None
+    except (OSError, ValueError) as error:
+        raise Day0Error(f"{folder / MANIFEST} is damaged", hint="generate again with --force") from error
+    return manifest
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _generated(folder: Path) -> list[str]:
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return []
+    try:
+        return [MANIFEST, *json.loads(manifest.read_text(encoding="utf-8"))["files"]]
+    except (ValueError, KeyError, TypeError):
+        return [MANIFEST]

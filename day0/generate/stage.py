@@ -1,0 +1,115 @@
+"""The stage: recipe + config + plan -> the package folder."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from day0 import __version__
+from day0.artifacts.inventory import Inventory
+from day0.artifacts.plan import Plan
+from day0.errors import Day0Error
+from day0.generate.folder import write_package
+from day0.generate.render import environment, render_model
+from day0.generate.weight_file import dump_weight_file
+from day0.language.program import apply_recipe
+from day0.language.recipe import Recipe, load_recipe, write_recipe
+from day0.repo import ModelRepo
+
+PACKAGE = "package"
+
+
+@dataclass(frozen=True)
+class Options:
+    """`recipe` overrides the inventory's; `layers` keeps the first layers only; `dummy_weights`: random, not read."""
+
+    recipe: str | None = None
+    layers: int | None = None
+    dummy_weights: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written, and the labels every number made with it must carry."""
+
+    folder: Path
+    files: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def run(repo: ModelRepo, inventory: Inventory, plan: Plan, workspace: Path, options: Options) -> Generated:
+    """Write `workspace/package`.
+
+    Raises Day0Error: no recipe; a tensor missing, unclaimed or mis-shaped; a user's edit in the way.
+    """
+    recipe = _recipe(inventory, options)
+    _refuse_broken_weights(inventory, options)
+    program = apply_recipe(recipe, repo.config, repo.tensors, layers=options.layers)
+    recipe_text = write_recipe(recipe)
+    config_text = json.dumps(repo.config, indent=1, sort_keys=True) + "\n"
+    whole = apply_recipe(recipe, repo.config, repo.tensors) if options.layers is not None else program
+    labels = _labels(options, len(program.layers), len(whole.layers))
+    title = f"{inventory.model}: {len(program.layers)} layers"
+    contents = {
+        "model.py": render_model(
+            program, title=title, recipe_hash=_sha256(recipe_text), config_hash=_sha256(config_text)
+        ),
+        "weights.json": dump_weight_file(program),
+        "plan.yaml": plan.dump(),
+        "config.json": config_text,
+        "recipe.yaml": recipe_text,
+        "README.md": environment()
+        .get_template("README.md.j2")
+        .render(title=title, inventory=inventory, plan=plan, labels=labels, version=__version__),
+    }
+    facts = {
+        "model": inventory.model,
+        "source": repo.source,
+        "model_hash": repo.hash,
+        "recipe": recipe.recipe,
+        "layers": len(program.layers),
+        "whole": len(program.layers) == len(whole.layers),
+        "dummy_weights": options.dummy_weights,
+        "labels": list(labels),
+        "day0_version": __version__,
+    }
+    folder = workspace / PACKAGE
+    write_package(folder, contents, facts, force=options.force)
+    return Generated(folder, tuple(contents), labels)
+
+
+def _recipe(inventory: Inventory, options: Options) -> Recipe:
+    name = options.recipe or inventory.produced_by.flags.get("recipe") or inventory.recipe
+    if not name:
+        raise Day0Error(
+            f"no recipe covers {inventory.model}", hint="write one (docs/adding-a-family.md) and pass --recipe FILE"
+        )
+    return load_recipe(str(name))
+
+
+def _refuse_broken_weights(inventory: Inventory, options: Options) -> None:
+    audit = inventory.tensor_audit
+    if options.dummy_weights or not audit.claimed + len(audit.missing):
+        return
+    for words, names in (
+        ("the checkpoint lacks", audit.missing),
+        ("mis-shaped:", audit.shape_mismatch),
+        ("no operator claims", audit.unclaimed if options.layers is None else ()),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise Day0Error(f"{words} {', '.join(names[:3])}{more}", hint="correct the recipe's weights or left_out")
+
+
+def _labels(options: Options, layers: int, whole: int) -> tuple[str, ...]:
+    labels = []
+    if options.dummy_weights:
+        labels.append("random weights")
+    if layers < whole:
+        labels.append(f"{layers} of {whole} layers")
+    return tuple(labels)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,120 @@
+"""The base of a generated package's `Model`: its operators, their memory, and how their weights are filled."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from day0.artifacts.layout import Layout
+from day0.errors import Day0Error
+from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.memory import Memory
+from day0.kernels.interface.module import OperatorModule
+from day0.kernels.interface.weight_map import build
+from day0.kernels.registry import get_kind
+
+Read = Callable[[str], Tensor]
+
+
+class Package(nn.Module):
+    """What every generated `Model` can do beside its own forward(batch, memory) -> logits [N, vocab]."""
+
+    VOCAB_SIZE: ClassVar[int]
+    MAX_POSITIONS: ClassVar[int | None]
+    FOLDER: ClassVar[Path]
+
+    def forward(self, batch: Batch, memory: Memory) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no forward of its own")
+
+    def operators(self) -> Iterator[OperatorModule]:
+        """The operator modules, in the order of their definition."""
+        for module in self.modules():
+            if isinstance(module, OperatorModule):
+                yield module
+
+    def layout(self) -> Layout:
+        """All state components, named "<operator path>.<component>"."""
+        components = tuple(
+            component
+            for operator in self.operators()
+            for component in get_kind(operator.kind).components(operator.attributes, operator.name)
+        )
+        return Layout(components=components, vocab_size=self.VOCAB_SIZE, max_positions=self.MAX_POSITIONS)
+
+    def choose(self, implementations: Mapping[str, Mapping[str, str]]) -> None:
+        """Set each operator's implementation by phase: operator name (without its layer) -> phase -> implementation."""
+        for operator in self.operators():
+            chosen = implementations.get(operator.name.rsplit(".", 1)[-1])
+            if chosen is not None:
+                operator.choose(chosen)
+
+    def weight_map(self) -> dict[str, Any]:
+        """weights.json: "map" (canonical weight -> source), "float32" (kept so), "left_out" (glob -> reason)."""
+        loaded: dict[str, Any] = json.loads((self.FOLDER / "weights.json").read_text(encoding="utf-8"))
+        return loaded
+
+    def load(self, read: Read, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        """Fill every weight from the checkpoint. `read` gives a tensor by its name there, or raises KeyError.
+
+        Raises Day0Error naming the operator's weight and the checkpoint's tensor when one is missing or mis-shaped.
+        """
+        mapped = self.weight_map()
+        kept = set(mapped["float32"])
+        for path, spec, assign in self._weights():
+            if path not in mapped["map"]:
+                raise Day0Error(f"weights.json does not map {path}", hint="generate the package again")
+            source = mapped["map"][path]
+            try:
+                tensor = build(source, read)
+            except KeyError as error:
+                raise Day0Error(
+                    f"{path} needs the checkpoint tensor {error.args[0]}, which is missing",
+                    hint="check that the checkpoint is complete and the recipe's weight map fits it",
+                ) from error
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                raise Day0Error(f"{path} cannot be built from {source}: {reason}", hint="check the weight map") from error
+            if tuple(tensor.shape) != spec.shape:
+                raise Day0Error(
+                    f"{path} is {list(spec.shape)} but the checkpoint's {source} gives {list(tensor.shape)}",
+                    hint="check the recipe's attributes against the config",
+                )
+            assign(tensor.to(dtype=weight_dtype(spec, path in kept, dtype), device=device))
+
+    def fill(self, dtype: torch.dtype, *, seed: int, device: torch.device | str = "cpu") -> None:
+        """Random weights of the right shapes: numbers made with them must say so."""
+        kept = set(self.weight_map()["float32"])
+        generator = torch.Generator(device=device).manual_seed(seed)
+        for path, spec, assign in self._weights():
+            kind = weight_dtype(spec, path in kept, dtype)
+            if kind == torch.int64:
+                assign(torch.zeros(spec.shape, dtype=kind, device=device))
+                continue
+            scale = spec.shape[-1] ** -0.5 if len(spec.shape) > 1 else 0.5
+            values = torch.randn(spec.shape, generator=generator, device=device, dtype=torch.float32) * scale
+            assign(values.to(kind))
+
+    def _weights(self) -> Iterator[tuple[str, Weight, Callable[[Tensor], None]]]:
+        for operator in self.operators():
+            for weight, spec in operator.weight_specs.items():
+                yield f"{operator.name}.{weight}", spec, _assign(operator, weight)
+
+
+def weight_dtype(spec: Weight, kept: bool, activation: torch.dtype) -> torch.dtype:
+    """Storage dtype of a weight in a package of this activation dtype; `kept`: the recipe keeps it in float32."""
+    if spec.dtype == "int64":
+        return torch.int64
+    if spec.dtype == "float32" or kept:
+        return torch.float64 if activation == torch.float64 else torch.float32
+    return activation
+
+
+def _assign(operator: OperatorModule, weight: str) -> Callable[[Tensor], None]:
+    def assign(tensor: Tensor) -> None:
+        setattr(operator, weight, nn.Parameter(tensor, requires_grad=False))
+
+    return assign
