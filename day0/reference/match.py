@@ -38,7 +38,7 @@ class TensorIndex:
         self._sorted = True
 
     def add(self, location: str, tensor: Tensor) -> None:
-        """Index a recorded tensor. Tensors of one element, and those that are all zero, could match anything: refused."""
+        """Index a recorded tensor; not one of a single element or all zero, which could match anything."""
         if tensor.numel() < 2 or tensor.dtype == torch.bool:
             return
         if not tensor.is_floating_point():
@@ -61,7 +61,7 @@ class TensorIndex:
         return len(self._tensors)
 
     def find(self, tensor: Tensor, tolerance: float) -> Match | None:
-        """The recorded tensor equal to `tensor` (any shape) within a relative L2 error of `tolerance`; the closest one."""
+        """The closest recorded tensor within a relative L2 error of `tolerance` of `tensor`, which has any shape."""
         norm = finite_norm(tensor)
         if norm == 0.0 or not math.isfinite(norm):
             return None
@@ -117,9 +117,9 @@ def arrange(recorded: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def error(computed: Tensor, exact: Tensor) -> float:
-    """Relative L2 error |computed - exact| / |exact| in float64. Equal infinities count as equal; NaN is infinite error.
+    """Relative L2 error |computed - exact| / |exact| in float64.
 
-    Zero against zero is 0, anything else against zero is infinite.
+    Equal infinities count as equal, a NaN is an infinite error; zero against zero is 0, else against zero infinite.
     """
     a, b = computed.to(torch.float64), exact.to(torch.float64)
     same = (a == b) & torch.isinf(b)

@@ -1,0 +1,251 @@
+"""Exactness: package and reference both in float64, compared operator by operator; the first bad operator is named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from day0.align.capture import Call, Capture, capture_package
+from day0.align.training_side import Reference, ReferenceCapture, capture_reference
+from day0.artifacts.alignment import FirstBad, Mode, Prompt, Row
+from day0.kernels.interface.package import Package
+from day0.reference.match import Match, TensorIndex, error
+
+GATE = "exactness"
+BOUND = 1e-10
+# A wrong output this close to a reference tensor is that tensor, computed wrongly.
+_NEAR = 0.3
+
+Port = tuple[str, int]  # operator name with method, output number
+
+
+@dataclass
+class Exactness:
+    """`located`: where the reference holds an output, by (call path, method, output number)."""
+
+    rows: list[Row] = field(default_factory=list)
+    first_bad: FirstBad | None = None
+    also_bad: list[FirstBad] = field(default_factory=list)
+    located: dict[tuple[str, str, int], Match] = field(default_factory=dict)
+
+
+def check_exactness(
+    package: Package, reference: Reference, prompts: Sequence[Prompt], *, bound: float = BOUND
+) -> Exactness:
+    """Every operator's output, every layer's and the logits: on the package's own activations, then layer by layer on
+    the reference's. `package` and `reference` are in float64.
+    """
+    result = Exactness()
+    never_recorded: set[Port] = set()
+    runs = []
+    for prompt in prompts:
+        ids = list(prompt.ids)
+        expected = capture_reference(reference, ids)
+        index = expected.index()
+        modes: dict[Mode, Capture] = {
+            "propagated": capture_package(package, ids),
+            "isolated": capture_package(package, ids, force=expected.layer_inputs),
+        }
+        for mode, captured in modes.items():
+            judged = Judgement(captured, index, bound)
+            never_recorded |= judged.excused_ports()
+            runs.append((prompt, mode, captured, expected, judged))
+    for prompt, mode, captured, expected, judged in runs:
+        result.rows += _operator_rows(judged, prompt.name, mode, bound)
+        result.rows += boundary_rows(captured, expected, prompt.name, mode, bound)
+        result.located |= judged.located()
+        for bad in judged.culprits(never_recorded, prompt.name, every_layer=mode == "isolated"):
+            if mode == "propagated":
+                result.first_bad = result.first_bad or bad
+            elif all(
+                (b.layer, b.operator) != (bad.layer, bad.operator) for b in [result.first_bad, *result.also_bad] if b
+            ):
+                result.also_bad.append(bad)
+    return result
+
+
+def boundary_rows(
+    captured: Capture, expected: ReferenceCapture, prompt: str, mode: Mode, bound: float, gate: str = GATE
+) -> list[Row]:
+    """The rows of the layers' outputs and the logits."""
+    pairs: list[tuple[int | None, str, Tensor, Tensor]] = [
+        (layer, "layer", output, expected.layer_outputs[layer]) for layer, output in captured.layer_outputs.items()
+    ]
+    pairs.append((None, "logits", captured.logits, expected.logits))
+    rows = []
+    for layer, name, computed, exact in pairs:
+        wrong = error(computed.reshape(-1), exact.reshape(-1)) if computed.numel() == exact.numel() else float("inf")
+        rows.append(
+            Row(
+                gate=gate,
+                prompt=prompt,
+                mode=mode,
+                layer=layer,
+                operator=name,
+                kind="",
+                port="",
+                error=wrong,
+                bound=bound,
+                verdict="holds" if wrong <= bound else "does not hold",
+                note="" if computed.numel() == exact.numel() else f"{computed.numel()} elements, not {exact.numel()}",
+            )
+        )
+    return rows
+
+
+def _operator_rows(judged: "Judgement", prompt: str, mode: Mode, bound: float) -> list[Row]:
+    rows = []
+    for call in judged.calls:
+        for number, tensor in enumerate(call.outputs):
+            match, good = judged.found[id(tensor)], judged.good[id(tensor)]
+            note = ""
+            if match is None and good:
+                reader = judged.excuse(tensor, call)
+                note = f"the reference never holds it; judged by {reader.operator if reader else 'its other outputs'}"
+            elif match is None:
+                match = judged.nearest(tensor)
+                note = "no tensor of the reference is near" if match is None else "the nearest tensor"
+            rows.append(
+                Row(
+                    gate=GATE,
+                    prompt=prompt,
+                    mode=mode,
+                    layer=call.layer,
+                    operator=call.operator,
+                    kind=call.kind,
+                    port=call.port(number),
+                    error=match.error if match else None,
+                    bound=bound,
+                    verdict="holds" if good else "does not hold",
+                    location=match.location if match else "",
+                    note=note,
+                )
+            )
+    return rows
+
+
+class Judgement:
+    """Which outputs of one captured forward the reference holds too.
+
+    An output is *found* when an equal tensor was recorded in the reference. One that is not found is *excused* when an
+    operator that reads it gives, from it, an output that is found or itself excused: the reference computes the same
+    without ever holding the value. What is neither is bad.
+    """
+
+    def __init__(self, captured: Capture, index: TensorIndex, bound: float) -> None:
+        self.calls = captured.calls
+        self.index = index
+        self.bound = bound
+        self.found: dict[int, Match | None] = {}
+        self.producer: dict[int, Call] = {}
+        self.readers: dict[int, list[Call]] = {}
+        for call in self.calls:
+            for tensor in call.inputs:
+                self.readers.setdefault(id(tensor), []).append(call)
+            for tensor in call.outputs:
+                # An operator may hand an input on unchanged: its producer stays who computed it.
+                self.producer.setdefault(id(tensor), call)
+        for call in self.calls:
+            for tensor in (*call.inputs, *call.outputs):
+                if id(tensor) not in self.found:
+                    self.found[id(tensor)] = self._look_up(tensor)
+        self.good: dict[int, bool] = {}
+        for call in reversed(self.calls):
+            for tensor in call.outputs:
+                self.good[id(tensor)] = self.found[id(tensor)] is not None or self.excuse(tensor, call) is not None
+        for call in self.calls:
+            self._excuse_unread(call)
+
+    def _look_up(self, tensor: Tensor) -> Match | None:
+        if tensor.is_floating_point():
+            return self.index.find(tensor, self.bound)
+        location = self.index.find_choice(tensor)
+        return Match(location, (), 0.0) if location is not None else None
+
+    def nearest(self, tensor: Tensor) -> Match | None:
+        return self.index.nearest(tensor) if tensor.is_floating_point() else None
+
+    def excuse(self, tensor: Tensor, owner: Call) -> Call | None:
+        """The reader that proves an output right although the reference does not hold it."""
+        for reader in self.readers.get(id(tensor), ()):
+            if reader is not owner and all(self.good.get(id(out), False) for out in reader.outputs):
+                return reader
+        return None
+
+    def _excuse_unread(self, call: Call) -> None:
+        """An output nobody reads and the reference does not hold is judged by the call's other outputs."""
+        unread = [t for t in call.outputs if not self.good[id(t)] and id(t) not in self.readers]
+        others = [t for t in call.outputs if all(t is not u for u in unread)]
+        if unread and others and all(self.good[id(t)] for t in others):
+            self.good.update({id(t): True for t in unread})
+
+    def excused_ports(self) -> set[Port]:
+        """Outputs that the reference never holds although they are right: those excused here."""
+        return {
+            (call.operator, number)
+            for call in self.calls
+            for number, tensor in enumerate(call.outputs)
+            if self.found[id(tensor)] is None and self.good[id(tensor)]
+        }
+
+    def located(self) -> dict[tuple[str, str, int], Match]:
+        return {
+            (call.path, call.method, number): match
+            for call in self.calls
+            for number, tensor in enumerate(call.outputs)
+            if tensor.is_floating_point() and (match := self.found[id(tensor)]) is not None
+        }
+
+    def culprits(self, never_recorded: set[Port], prompt: str, *, every_layer: bool) -> list[FirstBad]:
+        """Per layer (or only the first) the operator whose inputs agree and whose output does not."""
+        candidates: dict[int | None, list[tuple[Call, int, Match | None]]] = {}
+        for call in self.calls:
+            if not all(self._input_agrees(tensor, never_recorded) for tensor in call.inputs):
+                continue
+            for number, tensor in enumerate(call.outputs):
+                if not self.good[id(tensor)] and (call.operator, number) not in never_recorded:
+                    near = self.nearest(tensor)
+                    candidates.setdefault(call.layer, []).append((call, number, near))
+        found = [self._blame(of_layer, prompt) for of_layer in candidates.values()]
+        return found if every_layer else found[:1]
+
+    def _input_agrees(self, tensor: Tensor, never_recorded: set[Port]) -> bool:
+        producer = self.producer.get(id(tensor))
+        if producer is None or self.good[id(tensor)]:
+            return producer is not None or not tensor.is_floating_point() or self.found[id(tensor)] is not None
+        number = next(i for i, out in enumerate(producer.outputs) if out is tensor)
+        # Never recorded in any layer: it is judged with its reader, provided that its own inputs agree.
+        return (producer.operator, number) in never_recorded and all(
+            self._input_agrees(t, never_recorded) for t in producer.inputs if t is not tensor
+        )
+
+    def _blame(self, candidates: list[tuple[Call, int, Match | None]], prompt: str) -> FirstBad:
+        # Where several qualify, those whose wrong output has a counterpart in the reference come before those whose
+        # output the reference may simply never hold.
+        near = [c for c in candidates if c[2] is not None and c[2].error < _NEAR]
+        call, number, match = (near or candidates)[0]
+        together = {c.operator for c in self._unjudged_before(call)}
+        if not near:
+            together |= {c.operator for c, _, _ in candidates[1:]}
+        return FirstBad(
+            layer=call.layer,
+            operator=call.operator,
+            kind=call.kind,
+            port=call.port(number),
+            prompt=prompt,
+            error=match.error if match else None,
+            nearest=match.location if match else "",
+            together_with=tuple(sorted(together - {call.operator})),
+        )
+
+    def _unjudged_before(self, call: Call) -> list[Call]:
+        """The calls whose unproven outputs lead into this one."""
+        found: list[Call] = []
+        queue = list(call.inputs)
+        while queue:
+            tensor = queue.pop()
+            producer = self.producer.get(id(tensor))
+            if producer is not None and not self.good[id(tensor)] and producer not in found:
+                found.append(producer)
+                queue += producer.inputs
+        return found
