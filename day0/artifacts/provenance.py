@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ _PACKAGES = ("torch", "triton", "transformers")
 def produced_by(
     *,
     model_hash: str,
-    inputs: Iterable[Path] = (),
+    inputs: Mapping[str, str] | None = None,
     reference_hash: str = "",
     device: str = "",
     driver: str = "",
     flags: dict[str, Any] | None = None,
 ) -> Provenance:
-    """The provenance of an artifact made now; `inputs` are the files in the workspace that its stage read."""
+    """The provenance of an artifact made now; `inputs`: files that its stage read -> SHA-256 (hex)."""
     return Provenance(
         day0_version=day0.__version__,
         model_hash=model_hash,
@@ -33,7 +33,7 @@ def produced_by(
         driver=driver,
         versions=package_versions(),
         flags=flags or {},
-        inputs={path.name: file_hash(path) for path in inputs},
+        inputs=dict(inputs or {}),
     )
 
 

@@ -1,0 +1,221 @@
+"""A model's workspace `<name>.day0/`: whose it is, which artifacts stand in it, and which of them are out of date."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+import day0
+from day0.artifacts.alignment import Alignment
+from day0.artifacts.base import Artifact, Provenance, write_atomically
+from day0.artifacts.inventory import Inventory
+from day0.artifacts.plan import Plan
+from day0.artifacts.provenance import file_hash, kernel_set_hash
+from day0.errors import Day0Error
+
+SUFFIX = ".day0"
+IDENTITY = "workspace.json"
+PACKAGE = "package"
+MANIFEST = f"{PACKAGE}/manifest.json"
+LOCK = ".lock"
+
+Stage = Literal["decompose", "map", "generate", "align"]
+STAGES: tuple[Stage, ...] = ("decompose", "map", "generate", "align")
+
+_RECORDS: dict[Stage, type[Artifact]] = {"decompose": Inventory, "map": Plan, "align": Alignment}
+ARTIFACTS: dict[Stage, str] = {**{stage: record.FILE for stage, record in _RECORDS.items()}, "generate": MANIFEST}
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Where a stage stands. `why` is empty for a fresh one; `verdict` is its gate's, where it has one and ran."""
+
+    stage: Stage
+    artifact: str
+    state: Literal["fresh", "stale", "missing", "invalid"]
+    why: str = ""
+    verdict: str = ""
+
+
+class Workspace:
+    """A workspace folder. Build it with `Workspace.of_model` or `Workspace.open`."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.name = str(identity["name"])
+        self.source = str(identity["source"])
+        self.model_hash = str(identity["model_hash"])
+
+    @classmethod
+    def of_model(cls, name: str, source: str, model_hash: str, folder: Path | None = None) -> "Workspace":
+        """The workspace of a model, `./<name>.day0` unless `folder` says otherwise. It is not written yet: see `claim`.
+
+        Raises Day0Error where the folder holds another model's workspace, or something else.
+        """
+        folder = folder or Path(f"{name}{SUFFIX}")
+        if (folder / IDENTITY).exists():
+            found = cls.open(folder)
+            if found.model_hash != model_hash:
+                raise Day0Error(
+                    f"{folder} is the workspace of another model: {found.source} ({found.model_hash[:12]})",
+                    hint=f"choose another folder with -w, or remove {folder}",
+                )
+        elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):
+            raise Day0Error(f"{folder} exists and is no workspace", hint="choose another folder with -w")
+        return cls(folder, {"name": name, "source": source, "model_hash": model_hash})
+
+    @classmethod
+    def open(cls, folder: Path) -> "Workspace":
+        """An existing workspace. Raises Day0Error when the folder is none."""
+        try:
+            identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+            return cls(folder, identity)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Day0Error(f"{folder} is no workspace", hint="run `day0 decompose REPO` first") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Day0Error(f"{folder / IDENTITY} is damaged", hint=f"remove {folder} and run again") from error
+
+    @classmethod
+    def find(cls, folder: Path | None = None) -> "Workspace":
+        """The workspace named, or the only one in the current folder. Raises Day0Error when that is not one."""
+        if folder is not None:
+            return cls.open(folder)
+        found = sorted(path.parent for path in Path().glob(f"*{SUFFIX}/{IDENTITY}"))
+        if len(found) == 1:
+            return cls.open(found[0])
+        if found:
+            names = ", ".join(str(path) for path in found)
+            raise Day0Error(f"{len(found)} workspaces stand here: {names}", hint="name one with -w, or name the model")
+        raise Day0Error("no workspace stands here", hint="name the model, or a workspace with -w")
+
+    def claim(self) -> None:
+        """Write whose workspace this is. Raises Day0Error when the folder cannot be written."""
+        identity = {
+            "name": self.name,
+            "source": self.source,
+            "model_hash": self.model_hash,
+            "day0_version": day0.__version__,
+        }
+        write_atomically(self.folder / IDENTITY, (json.dumps(identity, indent=1) + "\n").encode())
+
+    @contextmanager
+    def locked(self, *, wait_seconds: float = 5.0) -> Iterator[None]:
+        """Keep other runs out of the workspace. The lock ends with the process that holds it, however that ends.
+
+        Raises Day0Error when another run holds it for longer than `wait_seconds`.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise Day0Error(
+                f"cannot write in {self.folder}: {error.strerror}", hint="choose another workspace with -w"
+            ) from error
+        try:
+            self._wait_for_lock(handle, wait_seconds)
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(handle)
+
+    def _wait_for_lock(self, handle: int, wait_seconds: float) -> None:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(handle, 32, 0).decode(errors="replace") or "unknown"
+                    raise Day0Error(
+                        f"{self.folder} is in use by another run (process {holder})",
+                        hint="wait for it to end, or use another workspace with -w",
+                    ) from None
+                time.sleep(0.05)
+
+    def path(self, stage: Stage) -> Path:
+        """The file that says what a stage produced."""
+        return self.folder / ARTIFACTS[stage]
+
+    def input_hashes(self, stage: Stage) -> dict[str, str]:
+        """What a stage reads in the workspace, as it is now: file -> SHA-256. Missing files are left out."""
+        if stage == "decompose":
+            return {}
+        names = {"map": [Inventory.FILE], "generate": [Inventory.FILE, Plan.FILE]}.get(stage)
+        if names is None:
+            package = self.folder / PACKAGE
+            files = sorted(p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+            names = [p.relative_to(self.folder).as_posix() for p in files]
+        return {name: file_hash(self.folder / name) for name in names if (self.folder / name).is_file()}
+
+    def states(self, expected: Mapping[Stage, Provenance] | None = None) -> list[StageState]:
+        """Where every stage stands. `expected` holds what a stage would record if it ran now; without it, a stage is
+        compared with the model, the files that it read and the kernels, but not with flags."""
+        states: list[StageState] = []
+        blocked = ""
+        for stage in STAGES:
+            state = self._state(stage, (expected or {}).get(stage))
+            if state.state == "fresh" and blocked:
+                state = StageState(stage, state.artifact, "stale", f"{blocked} has to run first", state.verdict)
+            if state.state != "fresh" and not blocked:
+                blocked = stage
+            states.append(state)
+        return states
+
+    def _state(self, stage: Stage, expected: Provenance | None) -> StageState:
+        name = ARTIFACTS[stage]
+        if not self.path(stage).is_file():
+            return StageState(stage, name, "missing", f"{name} does not exist")
+        try:
+            produced_by, verdict = self._read(stage)
+        except Day0Error as error:
+            return StageState(stage, name, "invalid", error.message)
+        why = self._why_stale(stage, produced_by, expected)
+        return StageState(stage, name, "stale" if why else "fresh", why, verdict)
+
+    def _read(self, stage: Stage) -> tuple[Provenance, str]:
+        """What produced a stage's artifact, and its gate's verdict ("" for a stage without a gate)."""
+        if stage == "generate":
+            return self._read_manifest(), ""
+        artifact = _RECORDS[stage].read(self.folder)
+        if isinstance(artifact, Inventory):
+            return artifact.produced_by, "holds" if artifact.holds else "does not hold"
+        return artifact.produced_by, artifact.holds if isinstance(artifact, Alignment) else ""
+
+    def _read_manifest(self) -> Provenance:
+        path = self.path("generate")
+        try:
+            return Provenance.model_validate(json.loads(path.read_text(encoding="utf-8"))["produced_by"])
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise Day0Error(f"{path} is not valid", hint="generate again with --force") from error
+
+    def _why_stale(self, stage: Stage, was: Provenance, expected: Provenance | None) -> str:
+        """Why an artifact is out of date, in words; empty when it is not."""
+        if was.model_hash != self.model_hash:
+            return "the model changed"
+        now = self.input_hashes(stage)
+        changed = sorted(name for name in now.keys() | was.inputs.keys() if now.get(name) != was.inputs.get(name))
+        if changed:
+            return f"{', '.join(changed)} changed"
+        if was.kernel_set != kernel_set_hash():
+            return "the kernels changed"
+        if was.day0_version != day0.__version__:
+            return f"made by day0 {was.day0_version}"
+        if expected is None:
+            return ""
+        if was.reference_hash != expected.reference_hash:
+            return "the reference implementation changed"
+        flags = sorted(
+            key for key in was.flags.keys() | expected.flags.keys() if was.flags.get(key) != expected.flags.get(key)
+        )
+        if flags or was.device != expected.device:
+            return f"other options: {', '.join(flags) or 'device'}"
+        return ""
