@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from day0 import __version__
+from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
 from day0.artifacts.plan import Plan
 from day0.errors import Day0Error
@@ -38,8 +39,10 @@ class Generated:
     labels: tuple[str, ...]
 
 
-def run(repo: ModelRepo, inventory: Inventory, plan: Plan, workspace: Path, options: Options) -> Generated:
-    """Write `workspace/package`.
+def run(
+    repo: ModelRepo, inventory: Inventory, plan: Plan, workspace: Path, options: Options, produced_by: Provenance
+) -> Generated:
+    """Write `workspace/package`; `produced_by` goes into its manifest.
 
     Raises Day0Error: no recipe; a tensor missing, unclaimed or mis-shaped; a user's edit in the way.
     """
@@ -72,7 +75,7 @@ def run(repo: ModelRepo, inventory: Inventory, plan: Plan, workspace: Path, opti
         "whole": len(program.layers) == len(whole.layers),
         "dummy_weights": options.dummy_weights,
         "labels": list(labels),
-        "day0_version": __version__,
+        "produced_by": produced_by.model_dump(mode="json"),
     }
     folder = workspace / PACKAGE
     write_package(folder, contents, facts, force=options.force)
