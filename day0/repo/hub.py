@@ -4,13 +4,14 @@ HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as huggingface_hub define
 only, which huggingface_hub drops on redirects to another host; no error or log of ours repeats a header or a full URL.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from day0.errors import Day0Error
-from day0.repo.files import MAX_TEXT_BYTES, LocalFiles, RepoFiles
+from day0.repo.files import MAX_TEXT_BYTES, LocalFiles, RepoFiles, check_relative
 from day0.repo.headers import FIRST_READ_BYTES, FileHeader, read_header
 
 REQUEST_TIMEOUT_S = 10.0
@@ -98,7 +99,7 @@ class HubFiles:
         snapshot = self._snapshot_with(path)
         if snapshot is not None:
             return snapshot.local_path(path)
-        return Path(
+        file = Path(
             self._request(
                 lambda: hf_hub_download(
                     self.repo_id,
@@ -109,6 +110,18 @@ class HubFiles:
                 )
             )
         )
+        self._remember_revision(file.parents[path.count("/") + 2])
+        return file
+
+    def _remember_revision(self, cached_repo: Path) -> None:
+        """Note in the cache which commit the asked revision is: a download by commit does not, and offline needs it."""
+        if self._asked_revision == self.revision or self.revision is None:
+            return
+        reference = cached_repo / "refs" / check_relative(self._asked_revision or "main", "the revision")
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        new = reference.with_name(f"{reference.name}.{os.getpid()}")
+        new.write_text(self.revision)
+        new.replace(reference)
 
     def _size(self, path: str) -> int:
         if path not in self._sizes:
