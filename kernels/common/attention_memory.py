@@ -61,7 +61,8 @@ def entry_shapes(a: AttentionMemoryAttributes) -> dict[str, tuple[int, ...]]:
     """Component name -> shape of one token's entry."""
     if a.memory == "kv":
         return {"keys": (a.kv_heads, a.head_dim), "values": (a.kv_heads, a.value_dim)}
-    return {"latents": (a.rank,)} | ({"rope_keys": (a.rope_dim,)} if a.rope_dim else {})
+    shapes: dict[str, tuple[int, ...]] = {"latents": (a.rank,)}
+    return shapes | {"rope_keys": (a.rope_dim,)} if a.rope_dim else shapes
 
 
 def components(a: AttentionMemoryAttributes) -> tuple[Component, ...]:

@@ -1,6 +1,5 @@
 """How references read and write token-paged pools."""
 
-import torch
 from torch import Tensor
 
 from day0.kernels.interface.batch import Batch
@@ -16,8 +15,7 @@ def sequence_tokens(pool: Tensor, batch: Batch, sequence: int, end: int) -> Tens
     return pool[batch.token_slots(sequence, 0, end)]
 
 
-def pool_rows(batch: Batch, sequence: int, first: int, last: int, tokens_per_entry: int) -> Tensor:
+def entry_rows(batch: Batch, sequence: int, first: int, last: int, tokens_per_entry: int) -> Tensor:
     """Rows [last - first] of entries first .. last - 1 in a pool with one entry every `tokens_per_entry` tokens."""
-    starts = torch.arange(first, last, device=batch.page_table.device) * tokens_per_entry
-    slots = batch.token_slots(sequence, 0, last * tokens_per_entry)
-    return slots[starts] // tokens_per_entry
+    slots = batch.token_slots(sequence, first * tokens_per_entry, last * tokens_per_entry)
+    return slots[::tokens_per_entry] // tokens_per_entry

@@ -1,0 +1,18 @@
+"""The kind `index_select`: which earlier tokens sparse attention shall read."""
+
+from day0.kernels.index_select.contract import TORCH
+from day0.kernels.index_select.cost import cost
+from day0.kernels.index_select.schema import IndexSelectAttributes, components, weights
+from day0.kernels.interface.kind import Implementation, Kind, Method
+
+KIND = Kind(
+    name="index_select",
+    summary="scores earlier tokens, or pools of them, with small query heads and keeps the best positions",
+    attributes=IndexSelectAttributes,
+    methods={"": Method(inputs=("q", "k"), outputs=("indices",), optional_inputs=("weights", "pool_gate"))},
+    weights=weights,
+    cost=cost,
+    implementations=(Implementation("torch", "day0.kernels.index_select.reference", TORCH),),
+    state=components,
+    context=("batch", "memory"),
+)
