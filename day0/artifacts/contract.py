@@ -17,7 +17,10 @@ class OneOf:
         return value in self.values
 
     def describe(self, value: Any) -> str:
-        return f"{value} not in {{{', '.join(str(v) for v in self.values)}}}"
+        return f"{value} not in {self}"
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(str(v) for v in self.values)}}}"
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,12 @@ class Between:
         return bool((self.low is None or value >= self.low) and (self.high is None or value <= self.high))
 
     def describe(self, value: Any) -> str:
+        return f"{value} is outside {self}"
+
+    def __str__(self) -> str:
         low = "" if self.low is None else f"{self.low} <= "
         high = "" if self.high is None else f" <= {self.high}"
-        return f"{value} is outside {low}value{high}"
+        return f"{low}value{high}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,10 @@ class MultipleOf:
         return bool(value > 0 and value % self.unit == 0)
 
     def describe(self, value: Any) -> str:
-        return f"{value} is no positive multiple of {self.unit}"
+        return f"{value} is no {self}"
+
+    def __str__(self) -> str:
+        return f"positive multiple of {self.unit}"
 
 
 Allowed = OneOf | Between | MultipleOf
