@@ -30,6 +30,10 @@ class PagedSequences:
         memory = Memory.allocate(layout, pages=sum(needed) + 3, slots=len(lengths) + 2, dtype=dtype, poison=True)
         self.pools = dict(memory)
 
+    def owned(self, owner: str) -> dict[str, Tensor]:
+        """The pools of one operator, by the component's local name."""
+        return {n.removeprefix(f"{owner}."): pool for n, pool in self.pools.items() if n.startswith(f"{owner}.")}
+
     def batch(self, active: list[int], context_lens: list[int], lengths: list[int]) -> Batch:
         return Batch.pack(
             [[0] * n for n in lengths],

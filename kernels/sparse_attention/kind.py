@@ -1,0 +1,21 @@
+"""The kind `sparse_attention`: softmax attention to positions chosen per token, with the same memory as `attention`."""
+
+from day0.kernels.interface.kind import Implementation, Kind, Method
+from day0.kernels.sparse_attention.contract import TORCH, TORCH_ABSORBED
+from day0.kernels.sparse_attention.cost import cost
+from day0.kernels.sparse_attention.schema import SparseAttentionAttributes, components, weights
+
+KIND = Kind(
+    name="sparse_attention",
+    summary="softmax attention to chosen positions of a paged cache of keys and values (GQA) or latents (MLA)",
+    attributes=SparseAttentionAttributes,
+    methods={"": Method(inputs=("q", "indices", "k_or_latent"), outputs=("y",), optional_inputs=("v_or_rope_key",))},
+    weights=weights,
+    cost=cost,
+    implementations=(
+        Implementation("torch", "day0.kernels.sparse_attention.reference", TORCH),
+        Implementation("torch_absorbed", "day0.kernels.sparse_attention.absorbed", TORCH_ABSORBED),
+    ),
+    state=components,
+    context=("batch", "memory"),
+)
