@@ -97,7 +97,7 @@ def _confine(request: dict[str, Any]) -> dict[str, str]:
     else:
         if abi >= FILESYSTEM_ABI:
             held["filesystem"] = f"Landlock ABI {abi}"
-        if abi >= TCP_ABI and network:  # alone it would leave UDP open
+        if abi >= TCP_ABI:
             network.append("Landlock TCP rules")
         if abi >= SIGNAL_ABI:
             signals.append("Landlock scope")
@@ -106,11 +106,10 @@ def _confine(request: dict[str, Any]) -> dict[str, str]:
     except OSError as error:
         print(f"seccomp: {error}", file=sys.stderr)
     else:
-        network.insert(0, "seccomp (no sockets)")
-        signals.insert(0, "seccomp")
+        # The other two are further walls: alone they leave UDP, or the sockets of local daemons, within reach.
+        held["network"] = ", ".join(["seccomp (no sockets)", *network])
         held["processes"] = "seccomp (no fork, no exec)"
-    if network:
-        held["network"] = ", ".join(network)
+        signals.insert(0, "seccomp")
     if signals:
         held["signals"] = ", ".join(signals)
     return held
