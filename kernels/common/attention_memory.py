@@ -108,7 +108,7 @@ def expand(a: AttentionMemoryAttributes, entries: Mapping[str, Tensor], kv_up: T
         shared = a.heads // a.kv_heads
         return entries["keys"].repeat_interleave(shared, dim=1), entries["values"].repeat_interleave(shared, dim=1)
     made = torch.nn.functional.linear(entries["latents"], kv_up).reshape(-1, a.heads, a.nope_dim + a.value_dim)
-    keys, values = made.split((a.nope_dim, a.value_dim), dim=-1)
+    keys, values = made.tensor_split((a.nope_dim,), dim=-1)
     if a.rope_dim:
         keys = torch.cat((keys, entries["rope_keys"][:, None].expand(-1, a.heads, -1)), dim=-1)
     return keys, values
@@ -148,8 +148,8 @@ def attend_absorbed(
     q.(W_k c) = (W_k^T q).c and sum_t p_t W_v c_t = W_v sum_t p_t c_t (arXiv 2405.04434, section 2.1.2), so that no key
     or value is ever made: less work when few queries read a long context.
     """
-    make_keys, make_values = kv_up.reshape(a.heads, -1, a.rank).split((a.nope_dim, a.value_dim), dim=1)
-    plain, rotary = q.split((a.nope_dim, a.rope_dim), dim=-1)
+    make_keys, make_values = kv_up.reshape(a.heads, -1, a.rank).tensor_split((a.nope_dim,), dim=1)
+    plain, rotary = q.tensor_split((a.nope_dim,), dim=-1)
     latents = entries["latents"]
     absorbed = torch.einsum("nhd,hdr->nhr", plain, make_keys)
     scores = torch.einsum("nhr,tr->nht", upcast(absorbed), upcast(latents))

@@ -6,6 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# Bound here because an exactness run makes the name torch.float32 mean float64 while it lasts, and frequencies stay
+# float32 even then.
+_FLOAT32 = torch.float32
+
 Layout = Literal["half", "interleaved", "interleaved_to_half"]
 
 
@@ -45,7 +49,7 @@ def yarn_inverse_frequencies(
     low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp = (torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)
+    ramp = (torch.arange(rotary_dim // 2, dtype=_FLOAT32) - low) / (high - low)
     kept = 1 - ramp.clamp(0, 1)
     return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
 
@@ -79,4 +83,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def _periods(rotary_dim: int, theta: float) -> Tensor:
-    return theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    return theta ** (torch.arange(0, rotary_dim, 2, dtype=_FLOAT32) / rotary_dim)

@@ -1,8 +1,7 @@
 """Drives operators with paged memory over sequences cut into steps, in scattered pages full of NaN, and reads back."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import zip_longest
 
 import torch
@@ -83,18 +82,6 @@ class PagedSequences:
         """How many rows of a pool hold no NaN."""
         pool = self.pools[name]
         return int((~pool.isnan().flatten(1).any(dim=1)).sum())
-
-
-@contextmanager
-def float32_means_float64() -> Iterator[None]:
-    """Inside, modeling code's `.float()` and `torch.float32` mean float64, so that a float64 run is one."""
-    saved = torch.float32, torch.float, torch.Tensor.float
-    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
-    torch.Tensor.float = lambda self, *args, **kwargs: self.to(torch.float64)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.float32, torch.float, torch.Tensor.float = saved  # type: ignore[misc, method-assign]
 
 
 def randomise(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:

@@ -9,7 +9,8 @@ import torch
 from day0.kernels.attention.contract import TORCH, TORCH_ABSORBED
 from day0.kernels.interface.kind import Work
 from day0.kernels.registry import get_kind, resolve
-from tests.kernels.paged import PagedSequences, float32_means_float64, randomise
+from day0.reference.float64 import float64_arithmetic
+from tests.kernels.paged import PagedSequences, randomise
 
 KIND = get_kind("attention")
 FORMS = {
@@ -179,7 +180,7 @@ def test_equals_the_family_s_attention_between_its_rotary_and_its_output(family,
 
     monkeypatch.setattr(modeling, "eager_attention_forward", record)
     angles = torch.randn(1, 13, 8, dtype=torch.float64)
-    with float32_means_float64(), torch.no_grad():
+    with float64_arithmetic(), torch.no_grad():
         layer(torch.randn(1, 13, config.hidden_size, dtype=torch.float64), (angles.cos(), angles.sin()), causal(13))
     a = KIND.parse(dict(memory="kv", heads=6, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5))
     q, k, v = (seen[n][0].transpose(0, 1).flatten(1) for n in "qkv")
@@ -205,7 +206,7 @@ def test_equals_kimi_linear_s_latent_attention(implementation):
     config._attn_implementation = "eager"
     layer = randomise(KimiLinearAttention(config, 0))
     x = torch.randn(1, 13, 24, dtype=torch.float64)
-    with float32_means_float64(), torch.no_grad():
+    with float64_arithmetic(), torch.no_grad():
         want, _ = layer(x, causal(13))
         latent, rope_key = layer.kv_a_proj_with_mqa(x[0]).split((10, 4), dim=-1)
         ports = (layer.q_proj(x[0]), layer.kv_a_layernorm(latent), rope_key)

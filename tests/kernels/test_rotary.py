@@ -12,6 +12,7 @@ from day0.kernels.interface.kind import Work
 from day0.kernels.registry import get_kind
 from day0.kernels.rotary.contract import TORCH
 from day0.kernels.rotary.reference import attention_factor, frequencies, rotary
+from day0.reference.float64 import float64_arithmetic
 
 KIND = get_kind("rotary")
 YARN = dict(scaling="yarn", factor=4.0, original_max_position_embeddings=32)
@@ -60,6 +61,16 @@ def test_formula(layout, head_dim, rotary_dim, offset):
     got = rotary(a, x, batch=batch_at([0, 7], [3, 2]))
     # float64: an angle of at most 8 and a product each round by a few 1e-16
     assert (got - plain(a, x, [0, 1, 2, 7, 8])).abs().max() < 1e-13
+
+
+def test_frequencies_stay_float32_where_float32_means_float64():
+    for scaling in ({}, YARN):
+        a = KIND.parse(dict(head_dim=12, rotary_dim=12, theta=500.0) | scaling)
+        want = frequencies(a)
+        with float64_arithmetic():
+            got = frequencies(a)
+        assert got.dtype == want.dtype == torch.float32
+        assert torch.equal(got, want)
 
 
 def test_positions_are_the_batch_positions_whatever_the_packing():

@@ -9,7 +9,8 @@ from day0.kernels.index_select.reference import index_scores, index_select
 from day0.kernels.interface.batch import Batch
 from day0.kernels.registry import get_kind, resolve
 from day0.kernels.rotary.reference import rotary
-from tests.kernels.paged import PagedSequences, float32_means_float64, randomise
+from day0.reference.float64 import float64_arithmetic
+from tests.kernels.paged import PagedSequences, randomise
 
 SELECT = get_kind("index_select")
 SPARSE = get_kind("sparse_attention")
@@ -86,7 +87,7 @@ def test_glm5_next(tail, their_attention, implementation):
     layer = glm5_next_layer(tail, their_attention)
     x = torch.randn(1, TOKENS, 24, dtype=torch.float64)
     everyone = torch.ones(1, TOKENS, dtype=torch.bool)
-    with float32_means_float64(), torch.no_grad():
+    with float64_arithmetic(), torch.no_grad():
         want, *_ = layer(x, everyone)
         residual = layer.q_a_layernorm(layer.q_a_proj(x))
         want_indices = layer.indexer(x, residual, everyone, None)[0]
@@ -158,7 +159,7 @@ def test_deepseek_v32(implementation):
     config._attn_implementation = "eager"
     layer, embedding = randomise(DeepseekV32Attention(config, 0)), DeepseekV32RotaryEmbedding(config).double()
     x = torch.randn(1, TOKENS, 24, dtype=torch.float64)
-    with float32_means_float64(), torch.no_grad():
+    with float64_arithmetic(), torch.no_grad():
         angles = embedding(x, torch.arange(TOKENS)[None])
         want, *_ = layer(x, angles, causal())
         indexer = layer.indexer
@@ -210,7 +211,7 @@ def test_qwen4_exp():
     config._attn_implementation = "eager"
     layer, embedding = randomise(Qwen4ExpTextAttention(config, 0)), Qwen4ExpTextRotaryEmbedding(config).double()
     x = torch.randn(1, TOKENS, 24, dtype=torch.float64)
-    with float32_means_float64(), torch.no_grad():
+    with float64_arithmetic(), torch.no_grad():
         angles = embedding(x, torch.arange(TOKENS).expand(3, 1, TOKENS))
         want, _ = layer(x, angles, causal(), None)
         want_mask = layer.indexer(x, angles, causal(), None)[0, 0]
