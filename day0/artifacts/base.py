@@ -47,16 +47,19 @@ class Artifact(Record):
             return yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True)
         return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
-    def write(self, folder: Path) -> Path:
-        """Write into the workspace atomically. Raises Day0Error when that fails (read-only folder, full disk)."""
-        path = folder / self.FILE
+    def write(self, folder: Path, name: str = "") -> Path:
+        """Write into the workspace atomically, as FILE unless `name` says otherwise.
+
+        Raises Day0Error when that fails (read-only folder, full disk).
+        """
+        path = folder / (name or self.FILE)
         write_atomically(path, self.dump().encode())
         return path
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, name: str = "") -> Self:
         """Read from the workspace. Raises Day0Error when missing, unreadable, invalid, or of another version."""
-        path = folder / cls.FILE
+        path = folder / (name or cls.FILE)
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:

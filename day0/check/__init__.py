@@ -1,0 +1,1 @@
+"""Holds a run's figures to a stored baseline."""

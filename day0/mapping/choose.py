@@ -14,7 +14,7 @@ from day0.mapping.device import Device
 from day0.mapping.options import MapOptions
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
-REFERENCE_KERNEL = "torch"  # the plain PyTorch implementation that every kind has
+PLAIN = "torch"  # the plain PyTorch implementation that every kind has; "torch_<form>" are its other forms
 REFERENCE_MODULE = "reference"  # the training side's own module, for what no kind computes
 
 
@@ -55,8 +55,13 @@ def choose(operator: Operator, target: Target) -> list[PlanLine]:
 
 
 def by_preference(kind: Kind[Any]) -> list[Implementation]:
-    """A kind's implementations, fused ones first, each group in the order the kind lists them."""
-    return sorted(kind.implementations, key=lambda i: i.name == REFERENCE_KERNEL)
+    """A kind's implementations: fused ones, then special forms of the PyTorch one, then the plain one."""
+    return sorted(kind.implementations, key=lambda i: (not is_fused(i.name), i.name == PLAIN))
+
+
+def is_fused(implementation: str) -> bool:
+    """Whether an implementation is a kernel of ours, rather than PyTorch or the reference's own module."""
+    return implementation not in (PLAIN, REFERENCE_MODULE) and not implementation.startswith(f"{PLAIN}_")
 
 
 def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target: Target, phase: Phase) -> PlanLine:
@@ -65,7 +70,7 @@ def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target:
     for implementation in by_preference(kind):
         refused = implementation.contract.refusals(facts)
         if not refused:
-            fused = implementation.name != REFERENCE_KERNEL
+            fused = is_fused(implementation.name)
             reason = "its contract accepts every attribute" if fused else _stand_in(kind, refusals)
             return _line(operator, phase, target, implementation.name, reason, refusals)
         refusals += refused
@@ -74,9 +79,9 @@ def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target:
 
 
 def _stand_in(kind: Kind[Any], refusals: list[Refusal]) -> str:
-    if len(kind.implementations) == 1:
+    if not any(is_fused(implementation.name) for implementation in kind.implementations):
         return "no fused kernel for this kind yet; the PyTorch reference stands in"
-    causes = "; ".join(dict.fromkeys(refusal.reason for refusal in refusals))
+    causes = "; ".join(dict.fromkeys(refusal.reason for refusal in refusals if is_fused(refusal.implementation)))
     return f"no fused kernel accepts it ({causes}); the PyTorch reference stands in"
 
 
@@ -93,7 +98,7 @@ def _line(
         kind=operator.kind,
         phase=phase,
         implementation=implementation,
-        fallback=implementation in (REFERENCE_KERNEL, REFERENCE_MODULE),
+        fallback=not is_fused(implementation),
         dtype=target.dtype,
         reason=reason,
         refusals=tuple(str(refusal) for refusal in refusals or ()),

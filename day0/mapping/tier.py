@@ -5,7 +5,7 @@ from typing import Literal
 
 from day0.artifacts.inventory import Operator
 from day0.artifacts.plan import PlanLine
-from day0.mapping.choose import REFERENCE_KERNEL, REFERENCE_MODULE
+from day0.mapping.choose import REFERENCE_MODULE
 
 Tier = Literal["A", "B", "C"]
 
@@ -24,7 +24,8 @@ def tier_of(operators: Sequence[Operator], lines: Sequence[PlanLine], *, recipe:
         stateful = [o.name for o in unknown if o.state]
         keeps = f"; {_names(stateful)} keep their own state per sequence" if stateful else ""
         return "B", f"no kernel computes {_names([o.name for o in unknown])}: the reference's own modules run{keeps}"
-    slow = [o.name for o in operators if o.state and (o.name, REFERENCE_KERNEL) in used]
+    fallback = {line.operator for line in lines if line.fallback}
+    slow = [o.name for o in operators if o.state and o.name in fallback]
     if slow:
         return "B", f"every operator is known, but {_names(slow)} hold state and run on the PyTorch reference"
     return "A", "every stateful operator has a fused kernel in every phase"

@@ -1,0 +1,105 @@
+"""The console script `day0`: its commands, and how errors end it."""
+
+import sys
+import traceback
+
+import typer
+from typer.exceptions import Abort, Exit, TyperException
+
+from day0 import __version__
+from day0.cli import (
+    align,
+    check,
+    common,
+    decompose,
+    doctor,
+    generate,
+    kernels,
+    map,
+    recipes,
+    run,
+    sample,
+    schema,
+    status,
+)
+from day0.cli.output import error_lines
+from day0.errors import Day0Error
+
+COULD_NOT_RUN = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="day0",
+    help="Take a new model's repo from never seen to runs, and prove how close it is to its reference.",
+    epilog="Exit codes: 0 holds, 1 a gate does not hold, 2 could not run, 3 inconclusive, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"day0 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _day0(
+    version: bool = typer.Option(False, "--version", help="Print the version", callback=_print_version, is_eager=True),
+) -> None:
+    pass
+
+
+# In the order of the line; help lists them so.
+app.command("run")(run.run)
+app.command("decompose")(decompose.decompose)
+app.command("map")(map.map_)
+app.command("generate")(generate.generate)
+app.command("align")(align.align)
+app.command("sample")(sample.sample)
+app.command("check")(check.check)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+app.add_typer(kernels.app, name="kernels")
+app.add_typer(recipes.app, name="recipes")
+app.command("schema")(schema.schema)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run one command line and return its exit code. Nothing but KeyboardInterrupt of a second Ctrl-C escapes."""
+    common.debugging = "--debug" in arguments
+    try:
+        app(args=common.expand_trust(arguments), prog_name="day0", standalone_mode=False)
+        return 0
+    except Exit as ended:
+        return ended.exit_code
+    except (Abort, KeyboardInterrupt):
+        error_lines("interrupted", "run the same command again: it resumes where it stopped")
+        return INTERRUPTED
+    except Day0Error as error:
+        _show(error.message, error.hint)
+        return error.exit_code
+    except TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "day0")
+        _show(error.format_message(), f"see `{command} --help`")
+        return COULD_NOT_RUN
+    except BrokenPipeError:
+        # The reader of our stdout went away (`day0 kernels | head`); stdout must not be flushed again.
+        sys.stdout = None
+        return 0
+    except Exception as error:  # a fault of day0 itself: still two lines
+        _show(f"{type(error).__name__}: {error}", "this is a fault in day0: run again with --debug and report it")
+        return COULD_NOT_RUN
+
+
+def _show(what: str, what_to_do: str) -> None:
+    if common.debugging:
+        traceback.print_exc()
+    error_lines(what, what_to_do)

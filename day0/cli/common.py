@@ -1,0 +1,78 @@
+"""What every command shares: its common flags, and the workspace option."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from day0.cli.output import Output
+
+WorkspaceOption = Annotated[
+    Path | None,
+    typer.Option("--workspace", "-w", metavar="DIR", help="Workspace folder (default: ./<model>.day0)"),
+]
+Model = Annotated[str | None, typer.Argument(metavar="[REPO]", help="Folder, hub id or `demo`; default: the workspace")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="Target: a device of the catalogue, or a YAML file")
+]
+
+_COMMON: dict[str, Any] = {
+    "as_json": Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for")],
+    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="Say more")],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show a traceback on errors")],
+}
+
+TRUST = "--trust-remote-code"
+Trust = Annotated[
+    str | None,
+    typer.Option(
+        TRUST,
+        metavar="[=unsandboxed]",
+        help="Let the repo's own code run, in a sandbox; where there is none, only with =unsandboxed",
+    ),
+]
+
+# Set when --debug stands on the command line, so that errors in reading that line show a traceback too.
+debugging = False
+
+
+def expand_trust(arguments: list[str]) -> list[str]:
+    """`--trust-remote-code` alone means sandboxed: typer has no options whose value may be left out."""
+    return [f"{TRUST}=sandboxed" if argument == TRUST else argument for argument in arguments]
+
+
+def check_trust(value: str | None) -> Any:
+    """The value of --trust-remote-code. Raises typer.BadParameter on any but the two there are."""
+    if value not in (None, "sandboxed", "unsandboxed"):
+        raise typer.BadParameter(f"{TRUST}={value}: only =unsandboxed may follow")
+    return value
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the common flags: its parameter `out` becomes an Output made from them."""
+
+    @functools.wraps(function)
+    def wrapper(*, as_json: bool, quiet: bool, verbose: bool, debug: bool, **arguments: Any) -> None:
+        function(out=Output(as_json=as_json, quiet=quiet, verbose=verbose), **arguments)
+
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.name != "out"]
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in _COMMON.items()
+    ]
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    wrapper.__signature__ = signature.replace(parameters=[*named, *flags])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in [*named, *flags]}
+    return wrapper
+
+
+def gate(holds: str) -> None:
+    """End the command with the exit code of a verdict: 0 holds, 1 does not hold, 3 inconclusive."""
+    code = {"holds": 0, "does not hold": 1, "inconclusive": 3}[holds]
+    if code:
+        raise typer.Exit(code)

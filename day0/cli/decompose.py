@@ -1,0 +1,116 @@
+"""day0 decompose: the operator inventory."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from day0.cli.common import Model, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.output import Output, amount, ranges
+
+
+@command
+def decompose(
+    out: Output,
+    repo: Model = None,
+    workspace: WorkspaceOption = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Recipe, instead of the one found")] = None,
+    trust_remote_code: Trust = None,
+    require: Annotated[
+        Literal["proved"] | None, typer.Option(help="proved: refuse operators that behaviour does not vouch for")
+    ] = None,
+    trust_recipe: Annotated[bool, typer.Option(help="Go on where behaviour contradicts the recipe")] = False,
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub id")] = None,
+) -> None:
+    """Take a model apart: its operators, how each is known, and what became of every config key and tensor
+
+    Example: day0 decompose zai-org/GLM-5.3-Flash
+    """
+    from day0.artifacts.inventory import Inventory
+    from day0.pipeline import RunOptions, open_line
+
+    options = RunOptions(
+        recipe=recipe,
+        trust=check_trust(trust_remote_code),
+        require=require,
+        trust_recipe=trust_recipe,
+        revision=revision,
+    )
+    line = open_line(repo, options, workspace)
+    with out.progress(f"decompose {line.repo.name}"):
+        verdict = line.run_one("decompose")
+    inventory = Inventory.read(line.workspace.folder)
+    show(out, inventory)
+    out.document(inventory.model_dump(mode="json"))
+    if out.quiet:
+        out.value(str(line.workspace.path("decompose")))
+    gate(verdict)
+
+
+def show(out: Output, inventory: Any) -> None:
+    """The operator table, the audits, and the verdict."""
+    out.table([_row(o) for o in inventory.operators], title=f"{inventory.model}: {inventory.layers} layers")
+    if out.verbose:
+        out.table([{"layer": i, "is": words} for i, words in enumerate(inventory.schedule)], title="schedule")
+        out.table(
+            [
+                {"key": k.key, "value": str(k.value)[:60], "audit": k.audit, "read_by": k.read_by, "detail": k.detail}
+                for k in inventory.config_audit
+            ],
+            title="config",
+        )
+        out.table([{"operators": f.operators, "why": f.reason} for f in inventory.fusions], title="fusion candidates")
+    out.line(f"parameters: {amount(inventory.parameters)}, active per token: {amount(inventory.parameters_active)}")
+    out.line(f"reference: {_reference(inventory)}")
+    out.line(f"config: {_config_audit(inventory)}")
+    out.line(f"tensors: {_tensor_audit(inventory.tensor_audit)}")
+    for warning in inventory.warnings:
+        out.warn(warning)
+    out.line(f"decompose {'holds' if inventory.holds else 'does not hold'}")
+
+
+def _row(operator: Any) -> dict[str, Any]:
+    paged = sum(c.entry_bytes(2) / c.tokens_per_entry for c in operator.state if c.role == "token_paged")
+    fixed = sum(c.entry_bytes(2) for c in operator.state if c.role == "per_sequence")
+    row = {
+        "operator": operator.name,
+        "kind": operator.kind,
+        "layers": ranges(operator.layers),
+        "parameters": amount(operator.parameters),
+        "state/token": f"{amount(paged)}B" if paged else "",
+        "state/sequence": f"{amount(fixed)}B" if fixed else "",
+    }
+    for phase in ("prefill", "decode"):
+        cost = getattr(operator, phase)
+        row[f"{phase}_flops"] = amount(cost.flops) if cost else ""
+        row[f"{phase}_bytes"] = amount(cost.bytes_read + cost.bytes_written) if cost else ""
+    evidence = operator.evidence
+    error = "" if evidence.error is None else f" ({evidence.error:.0e})"
+    return {**row, "status": operator.status, "established": f"{evidence.established}{error}"}
+
+
+def _reference(inventory: Any) -> str:
+    reference = inventory.reference
+    name = f"{reference.kind} {reference.class_name}".strip()
+    return f"{name}, {reference.revision} {reference.hash[:12]}".strip(", ")
+
+
+def _config_audit(inventory: Any) -> str:
+    by_audit: dict[str, list[str]] = {}
+    for key in inventory.config_audit:
+        by_audit.setdefault(key.audit, []).append(key.key)
+    parts = [f"{len(by_audit.get('consumed', []))} keys consumed"]
+    parts += [f"{audit}: {', '.join(by_audit[audit])}" for audit in ("ignored", "contradicted") if audit in by_audit]
+    return "; ".join(parts)
+
+
+def _tensor_audit(audit: Any) -> str:
+    parts = [f"{audit.claimed} claimed"]
+    if audit.left_out_count:
+        reasons = "; ".join(f"{pattern}: {reason}" for pattern, reason in audit.left_out.items())
+        parts.append(f"{audit.left_out_count} left out ({reasons})")
+    for what in ("unclaimed", "missing", "shape_mismatch"):
+        names = getattr(audit, what)
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            parts.append(f"{what.replace('_', ' ')}: {', '.join(names[:5])}{more}")
+    return "; ".join(parts)

@@ -1,0 +1,68 @@
+"""day0 run: the whole line."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from day0.cli.common import DeviceOption, Model, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.output import Output
+
+
+@command
+def run(
+    out: Output,
+    repo: Model = None,
+    workspace: WorkspaceOption = None,
+    start: Annotated[
+        Literal["decompose", "map", "generate", "align"] | None,
+        typer.Option("--from", metavar="STAGE", help="Run this stage and all after it, fresh or not"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and why, and run nothing")] = False,
+    device: DeviceOption = "cpu",
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Recipe, instead of the one found")] = None,
+    trust_remote_code: Trust = None,
+    require: Annotated[
+        Literal["proved"] | None, typer.Option(help="proved: refuse operators that behaviour does not vouch for")
+    ] = None,
+    trust_recipe: Annotated[bool, typer.Option(help="Go on where behaviour contradicts the recipe")] = False,
+    layers: Annotated[int | None, typer.Option(min=1, help="Only the first layers; every figure says so")] = None,
+    dummy_weights: Annotated[bool, typer.Option(help="Random weights; every figure says so")] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite a package that was edited")] = False,
+) -> None:
+    """Run decompose, map, generate and align on a model, from the first stage whose inputs changed
+
+    Stops at the first gate that does not hold.
+
+    Example: day0 run demo
+    """
+    from day0.cli.summary import stage_rows
+    from day0.pipeline import RunOptions, open_line
+
+    options = RunOptions(
+        device=device,
+        recipe=recipe,
+        trust=check_trust(trust_remote_code),
+        require=require,
+        trust_recipe=trust_recipe,
+        layers=layers,
+        dummy_weights=dummy_weights,
+        force=force,
+    )
+    line = open_line(repo, options, workspace)
+    folder = line.workspace.folder
+    if dry_run:
+        steps = [{"stage": stage, "would": would, "why": why} for stage, would, why in line.dry_run(start)]
+        out.table(steps)
+        out.document({"workspace": str(folder), "stages": steps})
+        return
+    outcome = line.run(start=start, on_stage=lambda stage, why: out.note(f"{stage}: {why}"))
+    rows = stage_rows(line, outcome)
+    out.table(rows, title=f"{line.repo.name}: {outcome.verdict}")
+    out.document(
+        {"workspace": str(folder), "verdict": outcome.verdict, "stopped_at": outcome.stopped_at, "stages": rows}
+    )
+    if out.quiet:
+        out.value(str(folder))
+    if outcome.stopped_at:
+        out.warn(f"stopped at {outcome.stopped_at}: {outcome.verdict}")
+    gate(outcome.verdict)

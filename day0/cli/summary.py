@@ -1,0 +1,67 @@
+"""What each stage found, in one line: the table that ends a run."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from day0.artifacts.alignment import Alignment
+from day0.artifacts.inventory import Inventory
+from day0.artifacts.plan import Plan
+from day0.cli.output import amount
+from day0.pipeline import Line, Outcome
+from day0.workspace import STAGES, Stage
+
+
+def stage_rows(line: Line, outcome: Outcome) -> list[dict[str, Any]]:
+    """One row per stage up to where the run stopped: whether it ran, its verdict, its finding, what it wrote."""
+    done = [stage for stage in STAGES if stage in (*outcome.ran, *outcome.reused)]
+    verdicts = {state.stage: state.verdict for state in line.workspace.states()}
+    return [
+        {
+            "stage": stage,
+            "did": "ran" if stage in outcome.ran else "reused",
+            "verdict": verdicts[stage],
+            "found": _found(line, stage),
+            "wrote": str(_written(line, stage)),
+        }
+        for stage in done
+    ]
+
+
+def _written(line: Line, stage: Stage) -> Path:
+    path = line.workspace.path(stage)
+    return path.parent if stage == "generate" else path
+
+
+def _found(line: Line, stage: Stage) -> str:
+    folder = line.workspace.folder
+    if stage == "decompose":
+        return inventory_words(Inventory.read(folder))
+    if stage == "map":
+        return plan_words(Plan.read(folder))
+    if stage == "generate":
+        package = line.package()
+        labels = f"; {', '.join(package.labels)}" if package.labels else ""
+        return f"model.py of {package.files['model.py']} lines{labels}"
+    return alignment_words(Alignment.read(folder))
+
+
+def inventory_words(inventory: Inventory) -> str:
+    established = Counter(operator.evidence.established for operator in inventory.operators)
+    ways = ", ".join(f"{count} {how}" for how, count in established.most_common())
+    return f"{len(inventory.operators)} operators in {inventory.layers} layers: {ways}"
+
+
+def plan_words(plan: Plan) -> str:
+    fits = "fits" if plan.memory.fits else "does not fit"
+    fallback = {line.operator for line in plan.lines if line.fallback}
+    return (
+        f"tier {plan.tier} on {plan.device['device']} in {plan.dtype}; {len(fallback)} operators on fallback; "
+        f"{fits}: weights {amount(plan.memory.weights_bytes)}B"
+    )
+
+
+def alignment_words(alignment: Alignment) -> str:
+    gates = "; ".join(f"{gate.name}: {gate.detail}" for gate in alignment.gates)
+    conditions = f" ({', '.join(alignment.conditions)})" if alignment.conditions else ""
+    return f"{gates}{conditions}"

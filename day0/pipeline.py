@@ -1,0 +1,269 @@
+"""The whole line: each stage as a step on a workspace, and all of them in order. The only module importing stages."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from day0.artifacts.alignment import Alignment
+from day0.artifacts.base import Provenance
+from day0.artifacts.inventory import Inventory
+from day0.artifacts.plan import Plan
+from day0.artifacts.provenance import produced_by
+from day0.check.baseline import Baseline, Entry, store
+from day0.check.compare import Report, compare
+from day0.demo import model_path
+from day0.errors import Day0Error
+from day0.language.recipe import find_recipe, load_recipe, write_recipe
+from day0.repo import ModelRepo
+from day0.repo.reference_source import find_reference_source
+from day0.workspace import PACKAGE, STAGES, Stage, StageState, Workspace
+
+DEMO = "demo"
+Trust = Literal["sandboxed", "unsandboxed"]
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a user may choose, stage by stage. Each stage records its own part as flags.
+
+    `recipe`: a name or a file, instead of the one that matches the config. `trust`: how the repo's own code may run.
+    `require`: what decompose holds to: "proved" refuses operators that nothing but a recipe or a name vouches for.
+    `layers`: only the first layers. `dummy_weights`: random ones. `force`: overwrite edits of the package.
+    """
+
+    recipe: str | None = None
+    trust: Trust | None = None
+    require: Literal["proved"] | None = None
+    trust_recipe: bool = False
+    device: str = "cpu"
+    dtype: DType | None = None
+    layers: int | None = None
+    dummy_weights: bool = False
+    force: bool = False
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the verdict, the stages that ran, and where the line stopped ("" when it went through)."""
+
+    verdict: str
+    ran: tuple[Stage, ...]
+    stopped_at: str = ""
+    reused: tuple[Stage, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class PackageFolder:
+    """A generated package: its files with their line counts, and the labels its numbers carry."""
+
+    folder: Path
+    files: dict[str, int]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A greedy continuation. `text` is None for a model without a tokenizer."""
+
+    ids: list[int]
+    logprobs: list[float]
+    text: str | None
+    dtype: str
+    labels: tuple[str, ...]
+
+
+def open_model(source: str, *, revision: str | None = None) -> ModelRepo:
+    """A repo by folder, hub id, or the reserved name `demo`. Raises Day0Error."""
+    if source == DEMO:
+        repo = ModelRepo.open(model_path())
+        repo.name = DEMO
+        return repo
+    return ModelRepo.open(source, revision=revision)
+
+
+class Line:
+    """The stages of one model in its workspace."""
+
+    def __init__(self, repo: ModelRepo, workspace: Workspace, options: RunOptions) -> None:
+        self.repo = repo
+        self.workspace = workspace
+        self.options = options
+
+    def states(self) -> list[StageState]:
+        """Where each stage stands under these options."""
+        return self.workspace.states({stage: self.expected(stage) for stage in STAGES})
+
+    def expected(self, stage: Stage) -> Provenance:
+        """What a stage would record if it ran now."""
+        return produced_by(
+            model_hash=self.repo.hash,
+            reference_hash=find_reference_source(self.repo).revision_hash,
+            device=self.options.device if stage in ("map", "generate") else "cpu",
+            flags=self._flags(stage),
+            inputs=self.workspace.input_hashes(stage),
+        )
+
+    def dry_run(self, start: Stage | None = None) -> list[tuple[Stage, str, str]]:
+        """(stage, "run" or "reuse", why) of every stage, as `run` would do it."""
+        planned: list[tuple[Stage, str, str]] = []
+        for state in self.states():
+            if state.state != "fresh":
+                planned.append((state.stage, "run", state.why))
+            elif _asked_for(state.stage, start):
+                planned.append((state.stage, "run", "asked for"))
+            else:
+                planned.append((state.stage, "reuse", "its inputs are unchanged"))
+        return planned
+
+    def run(self, *, start: Stage | None = None, on_stage: Callable[[Stage, str], None]) -> Outcome:
+        """Run every stage that is not fresh, in order, and all from `start` on; stop at the first gate that fails.
+
+        `on_stage(stage, why)` is told of each stage before it runs. The workspace is locked meanwhile.
+        """
+        ran: list[Stage] = []
+        reused: list[Stage] = []
+        with self.workspace.locked():
+            self.workspace.claim()
+            for stage in STAGES:
+                state = next(s for s in self.states() if s.stage == stage)
+                if state.state == "fresh" and not _asked_for(stage, start):
+                    reused.append(stage)
+                    verdict = state.verdict
+                else:
+                    on_stage(stage, state.why or "asked for")
+                    verdict = self._run(stage)
+                    ran.append(stage)
+                if verdict not in ("", "holds"):
+                    return Outcome(verdict, tuple(ran), stage, tuple(reused))
+        return Outcome("holds", tuple(ran), reused=tuple(reused))
+
+    def run_one(self, stage: Stage) -> str:
+        """Run one stage, whatever its state. Returns its verdict, "" for a stage without a gate."""
+        with self.workspace.locked():
+            self.workspace.claim()
+            return self._run(stage)
+
+    def package(self) -> PackageFolder:
+        """The generated package. Raises Day0Error when there is none."""
+        from day0.generate.folder import read_manifest
+
+        folder = self.workspace.folder / PACKAGE
+        manifest = read_manifest(folder)
+        lines = {name: (folder / name).read_text(encoding="utf-8").count("\n") for name in manifest["files"]}
+        return PackageFolder(folder, lines, tuple(manifest["labels"]))
+
+    def _run(self, stage: Stage) -> str:
+        run: dict[Stage, Callable[[], str]] = {
+            "decompose": self._decompose,
+            "map": self._map,
+            "generate": self._generate,
+            "align": self._align,
+        }
+        return run[stage]()
+
+    def _flags(self, stage: Stage) -> dict[str, Any]:
+        """The options that a stage depends on, those at their defaults left out."""
+        o = self.options
+        by_stage: dict[Stage, dict[str, Any]] = {
+            "decompose": {
+                "recipe": o.recipe,
+                "recipe_hash": self._recipe_hash(),
+                "trust": o.trust,
+                "require": o.require,
+                "trust_recipe": o.trust_recipe,
+            },
+            "map": {"dtype": o.dtype},
+            "generate": {"layers": o.layers, "dummy_weights": o.dummy_weights},
+            "align": {"trust": o.trust},
+        }
+        return {name: value for name, value in by_stage[stage].items() if value not in (None, False)}
+
+    def _recipe_hash(self) -> str | None:
+        """SHA-256 (hex) of the recipe that these options lead to; None where no recipe matches the model."""
+        recipe = load_recipe(self.options.recipe) if self.options.recipe else find_recipe(self.repo.config)
+        return hashlib.sha256(write_recipe(recipe).encode()).hexdigest() if recipe else None
+
+    def _map(self) -> str:
+        from day0 import mapping
+
+        options = mapping.MapOptions(dtype=self.options.dtype)
+        device = mapping.load_device(self.options.device)
+        inventory = Inventory.read(self.workspace.folder)
+        mapping.run(inventory, device, options, self.expected("map")).write(self.workspace.folder)
+        return ""
+
+    def _generate(self) -> str:
+        from day0.generate.stage import Options, run
+
+        folder = self.workspace.folder
+        options = Options(
+            recipe=self.options.recipe,
+            layers=self.options.layers,
+            dummy_weights=self.options.dummy_weights,
+            force=self.options.force,
+        )
+        run(self.repo, Inventory.read(folder), Plan.read(folder), folder, options, self.expected("generate"))
+        return ""
+
+
+def open_line(source: str | None, options: RunOptions, folder: Path | None = None) -> Line:
+    """The line of a model, or, without one, of the workspace in `folder` or of the only one here.
+
+    Raises Day0Error: no such model or workspace, or a workspace of another model.
+    """
+    if source is None:
+        found = Workspace.find(folder)
+        source, folder = found.source, found.folder
+    repo = open_model(source, revision=options.revision)
+    recorded = source if source == DEMO else repo.source
+    return Line(repo, Workspace.of_model(repo.name, recorded, repo.hash, folder), options)
+
+
+def _asked_for(stage: Stage, start: Stage | None) -> bool:
+    return start is not None and STAGES.index(stage) >= STAGES.index(start)
+
+
+def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None = None) -> Sample:
+    """Continue token ids greedily with the package. Raises Day0Error: no package, ids outside the vocabulary."""
+    import torch
+
+    from day0.engine.package import load_package
+    from day0.engine.runner import Runner
+
+    package = line.package()
+    chosen = dtype or Plan.read(package.folder).dtype
+    model = load_package(package.folder, line.repo, dtype=getattr(torch, chosen))
+    runner = Runner(model, sequences=1, tokens=len(ids) + max_tokens)
+    greedy = runner.greedy(ids, count=max_tokens, stop=_stop_ids(line.repo))
+    text = line.repo.tokenizer.decode(greedy.ids) if line.repo.tokenizer_files else None
+    return Sample(greedy.ids, greedy.logprobs, text, chosen, package.labels)
+
+
+def _stop_ids(repo: ModelRepo) -> tuple[int, ...]:
+    ids = repo.generation_config.get("eos_token_id")
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def store_baseline(line: Line, path: Path) -> Entry:
+    """Store the workspace's alignment in a baseline file. Raises Day0Error when it does not hold or is stale."""
+    stale = _stale_alignment(line)
+    if stale:
+        raise Day0Error(f"align.json is out of date: {stale}", hint="run `day0 align` first")
+    return store(Alignment.read(line.workspace.folder), path).entries[-1]
+
+
+def check(line: Line, path: Path) -> Report:
+    """Hold the workspace's alignment to a baseline file. Raises Day0Error when either is missing."""
+    alignment = Alignment.read(line.workspace.folder)
+    if not path.exists():
+        raise Day0Error(f"{path} does not exist", hint="store a baseline with `day0 check --store`")
+    return compare(alignment, Baseline.read(path.parent, path.name), stale=_stale_alignment(line))
+
+
+def _stale_alignment(line: Line) -> str:
+    state = line.workspace.states()[-1]
+    return "" if state.state == "fresh" else state.why
