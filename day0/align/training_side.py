@@ -52,26 +52,18 @@ class ReferenceCapture:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))  # [T, vocab]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # by location, when traced
 
+    def by_location(self) -> dict[str, Tensor]:
+        """Everything recorded: what the trace named, the layers' inputs and outputs, the logits."""
+        layers = {f"layers.{layer} output": tensor for layer, tensor in self.layer_outputs.items()}
+        layers |= {f"layers.{layer} input": tensor for layer, tensor in self.layer_inputs.items()}
+        return {**self.tensors, **layers, "logits": self.logits}
+
     def index(self) -> TensorIndex:
         """Everything recorded, searchable by content."""
         index = TensorIndex()
-        for location, tensor in self.tensors.items():
+        for location, tensor in self.by_location().items():
             index.add(location, tensor)
-        for layer, tensor in self.layer_outputs.items():
-            index.add(f"layers.{layer} output", tensor)
-        for layer, tensor in self.layer_inputs.items():
-            index.add(f"layers.{layer} input", tensor)
-        index.add("logits", self.logits)
         return index
-
-    def __getitem__(self, location: str) -> Tensor | None:
-        """A tensor by a location that `index` gave, None when this run did not record it."""
-        if location in self.tensors:
-            return self.tensors[location]
-        if location == "logits":
-            return self.logits
-        layer, _, side = location.removeprefix("layers.").partition(" ")
-        return (self.layer_outputs if side == "output" else self.layer_inputs).get(int(layer)) if side else None
 
 
 @torch.no_grad()

@@ -68,8 +68,12 @@ class TensorIndex:
         entries = self._entries(tensor.numel())
         slack = norm * max(_NORM_TOLERANCE, tolerance)
         low, high = bisect_left(entries, (norm - slack, "")), bisect_right(entries, (norm + slack, "\uffff"))
-        matches = (self._compare(tensor, location) for _, location in entries[low:high])
-        return min((m for m in matches if m.error <= tolerance), key=lambda m: m.error, default=None)
+        best: Match | None = None
+        for _, location in entries[low:high]:
+            match = self._compare(tensor, location, within=tolerance * norm)
+            if match.error <= tolerance and (best is None or match.error < best.error):
+                best = match
+        return best
 
     def nearest(self, tensor: Tensor) -> Match | None:
         """The recorded tensor closest to `tensor` among those of the most similar norm; None when none is related.
@@ -102,12 +106,21 @@ class TensorIndex:
             self._sorted = True
         return self._floats.get(numel, [])
 
-    def _compare(self, tensor: Tensor, location: str) -> Match:
+    def _compare(self, tensor: Tensor, location: str, within: float = math.inf) -> Match:
+        """The best axis order. Orders whose first row is already further off than `within` (absolute) are skipped."""
         flat = tensor.reshape(-1)
         recorded = self._tensors[location]
-        orders = [(error(arrange(recorded, axes).reshape(-1), flat), axes) for axes in _orders(recorded)]
-        best, axes = min(orders)
-        return Match(location, axes, best)
+        best: float = math.inf
+        chosen: tuple[int, ...] = ()
+        for axes in _orders(recorded):
+            ordered = arrange(recorded, axes)
+            row = ordered[(0,) * (ordered.dim() - 1)] if ordered.dim() > 1 else ordered
+            if within < math.inf and float((row - flat[: len(row)]).nan_to_num(nan=0.0).norm()) > 2 * within:
+                continue
+            found = error(ordered.reshape(-1), flat)
+            if found < best:
+                best, chosen = found, axes
+        return Match(location, chosen, best)
 
 
 def arrange(recorded: Tensor, axes: tuple[int, ...]) -> Tensor:

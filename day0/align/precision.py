@@ -1,0 +1,267 @@
+"""Precision: the package's rounding error is at most twice the reference's own, tensor by tensor.
+
+Three runs of the same weights: the reference in float64 (the truth), the reference in the serving dtype (the budget),
+the package in the serving dtype. In the isolated mode each layer of all three is fed the truth's layer input rounded to
+the serving dtype, so that errors do not pile up over layers and a discrete choice that flips stays in its layer; in the
+propagated mode each runs on its own activations.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from day0.align.capture import Capture, capture_package
+from day0.align.training_side import Reference, ReferenceCapture, capture_reference
+from day0.artifacts.alignment import Mode, Prompt, Row, UnstableRows
+from day0.kernels.interface.package import Package
+from day0.reference.match import Match, arrange
+
+LIMIT = 2.0
+WARNING = 1.5
+# A row whose error is this many times its tensor's median row error was not rounded: a discrete choice differs.
+JUMP = 10.0
+_PROBES = 2
+_SHOWN_ROWS = 32
+
+Located = Mapping[tuple[str, str, int], Match]
+
+
+@dataclass
+class Precision:
+    rows: list[Row] = field(default_factory=list)
+    unstable: list[UnstableRows] = field(default_factory=list)
+
+    @property
+    def unstable_within_bounds(self) -> bool:
+        return all(u.package <= u.bound for u in self.unstable)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One tensor of a prompt in all its runs, as [N, channels]: truth, reference, probes of the reference, package."""
+
+    layer: int | None
+    operator: str
+    kind: str
+    port: str
+    location: str
+    truth: Tensor
+    reference: Tensor
+    probes: tuple[Tensor, ...]
+    package: Tensor
+
+
+@dataclass
+class _Sums:
+    """Squared errors of one tensor over all prompts, rows that sit on a tie left out."""
+
+    first: _Compared
+    reference: float = 0.0
+    package: float = 0.0
+    scale: float = 0.0
+
+
+def ulp_floor(dtype: torch.dtype, width: int) -> float:
+    """The relative error that rounding alone may leave in a tensor of `width` channels, however well it is computed.
+
+    One rounding is an error spread evenly over half an ulp, at most u = eps / 2 of the value: u / sqrt(3) in RMS. The
+    value itself is rounded once to `dtype`. A sum over `width` products is rounded log2(width) times in sequence in
+    float32 (pairwise summation; Higham, Accuracy and Stability of Numerical Algorithms, 4.2), independently, so that
+    the RMS grows with the square root.
+    """
+    unit, single = torch.finfo(dtype).eps / 2, torch.finfo(torch.float32).eps / 2
+    return (unit + single * math.sqrt(math.log2(max(width, 2)))) / math.sqrt(3)
+
+
+def check_precision(
+    package: Package,
+    truth: Reference,
+    reference: Reference,
+    located: Located,
+    prompts: Sequence[Prompt],
+    *,
+    modes: Sequence[Mode],
+) -> Precision:
+    """Compare errors over all prompts together.
+
+    `package` and `reference` are in the serving dtype, `truth` holds the weights of `reference` in float64. `located`
+    says where the reference holds each operator's output, as found by the exactness gate.
+    """
+    result = Precision()
+    gate = f"precision {str(reference.dtype).removeprefix('torch.')}"
+    for mode in modes:
+        sums: dict[tuple[int | None, str, str], _Sums] = {}
+        for prompt in prompts:
+            run = _Captures.isolated if mode == "isolated" else _Captures.propagated
+            captures = run(package, truth, reference, list(prompt.ids))
+            tie = _Ties(len(prompt.ids))
+            for tensor in captures.tensors(located):
+                _add(sums, tensor, tie.stable_rows(tensor, ulp_floor(reference.dtype, tensor.truth.shape[1])))
+            result.unstable.append(tie.report(gate, mode, prompt.name))
+        result.rows += [_row(total, reference.dtype, gate, mode) for total in sums.values()]
+    return result
+
+
+@dataclass(frozen=True)
+class _Captures:
+    """The runs of one prompt. A probe is the reference with layer inputs moved by about one rounding: what that flips
+    is a tie, whoever flips it.
+    """
+
+    truth: ReferenceCapture
+    reference: ReferenceCapture
+    probes: list[ReferenceCapture]
+    package: Capture
+
+    @classmethod
+    def isolated(cls, package: Package, truth: Reference, reference: Reference, ids: list[int]) -> "_Captures":
+        free = capture_reference(truth, ids, traced=False)
+        force = {layer: value.to(reference.dtype) for layer, value in free.layer_inputs.items()}
+        return cls(
+            capture_reference(truth, ids, force=force),
+            capture_reference(reference, ids, force=force),
+            [capture_reference(reference, ids, force=_jitter(force, reference.dtype, seed=0))],
+            capture_package(package, ids, force=force),
+        )
+
+    @classmethod
+    def propagated(cls, package: Package, truth: Reference, reference: Reference, ids: list[int]) -> "_Captures":
+        """Layers and logits only: what each operator does, the isolated mode says better."""
+        own = capture_reference(reference, ids, traced=False)
+        first = {0: own.layer_inputs[0]}
+        probes = [
+            capture_reference(reference, ids, force=_jitter(first, reference.dtype, seed), traced=False)
+            for seed in range(_PROBES)
+        ]
+        return cls(capture_reference(truth, ids, traced=False), own, probes, capture_package(package, ids))
+
+    def tensors(self, located: Located) -> Iterator[_Compared]:
+        """Operator outputs that all runs of the reference hold, layer outputs, logits."""
+        runs = (self.truth, self.reference, *self.probes)
+        recorded = [run.by_location() for run in runs]
+        for call in self.package.calls:
+            for number, output in enumerate(call.outputs):
+                match = located.get((call.path, call.method, number))
+                if match is None:
+                    continue
+                held = [of_run.get(match.location) for of_run in recorded]
+                if any(tensor is None or tensor.numel() != output.numel() for tensor in held):
+                    continue
+                truth, reference, *probes = (
+                    arrange(t, match.axes).reshape(len(output), -1) for t in held if t is not None
+                )
+                yield _Compared(
+                    call.layer,
+                    call.operator,
+                    call.kind,
+                    call.port(number),
+                    match.location,
+                    truth,
+                    reference,
+                    tuple(probes),
+                    output.reshape(len(output), -1),
+                )
+        boundaries: list[tuple[int | None, str, list[Tensor], Tensor]] = [
+            (layer, "layer", [run.layer_outputs[layer] for run in runs], output)
+            for layer, output in self.package.layer_outputs.items()
+        ]
+        boundaries.append((None, "logits", [run.logits for run in runs], self.package.logits))
+        for layer, name, held_outputs, output in boundaries:
+            truth, reference, *probes = (t.reshape(len(output), -1) for t in held_outputs)
+            yield _Compared(layer, name, "", "", "", truth, reference, tuple(probes), output.reshape(len(output), -1))
+
+
+class _Ties:
+    """Rows of one prompt where a discrete choice, not rounding, separates two runs."""
+
+    def __init__(self, rows: int) -> None:
+        self.by_reference = torch.zeros(rows, dtype=torch.bool)
+        self.by_package = torch.zeros(rows, dtype=torch.bool)
+
+    def stable_rows(self, tensor: _Compared, floor: float) -> Tensor:
+        """[N] bool: the rows of this tensor to compare. Remembers the others, and who moved them."""
+        reference = row_errors(tensor.reference, tensor.truth)
+        usual = max(float(reference.median()), floor)
+        moved = reference > JUMP * usual
+        for probe in tensor.probes:
+            moved |= row_errors(probe, tensor.truth) > JUMP * usual
+        alone = (row_errors(tensor.package, tensor.truth) > JUMP * usual) & ~moved
+        self.by_reference |= moved
+        self.by_package |= alone
+        return ~(moved | alone)
+
+    def report(self, gate: str, mode: Mode, prompt: str) -> UnstableRows:
+        """Rows that the package alone moves may be as many again as the reference's, and counting noise.
+
+        The counts are Poisson: three standard deviations of (reference + 1) above the reference's own.
+        """
+        reference, package = int(self.by_reference.sum()), int(self.by_package.sum())
+        return UnstableRows(
+            dtype=gate.removeprefix("precision "),
+            mode=mode,
+            prompt=prompt,
+            rows=tuple((self.by_reference | self.by_package).nonzero().flatten().tolist()[:_SHOWN_ROWS]),
+            reference=reference,
+            package=package,
+            total=len(self.by_reference),
+            bound=int(reference + 3 * math.sqrt(reference + 1)),
+        )
+
+
+def row_errors(computed: Tensor, exact: Tensor) -> Tensor:
+    """[N] relative L2 error of each row, in float64; a row that is not finite is infinitely wrong."""
+    a, b = computed.to(torch.float64), exact.to(torch.float64)
+    same = torch.isinf(b) & (a == b)
+    a, b = a.masked_fill(same, 0.0), b.masked_fill(same, 0.0)
+    difference = (a - b).norm(dim=1)
+    # A row of zeros, as padding of choices leaves, is measured against the tensor's usual row.
+    scale = b.norm(dim=1)
+    scale = torch.where(scale > 0, scale, scale.mean().clamp(min=torch.finfo(torch.float64).tiny))
+    errors: Tensor = difference / scale
+    return errors.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _add(sums: dict[tuple[int | None, str, str], _Sums], tensor: _Compared, stable: Tensor) -> None:
+    total = sums.setdefault((tensor.layer, tensor.operator, tensor.port), _Sums(tensor))
+    truth = tensor.truth[stable].to(torch.float64)
+    finite = torch.isfinite(truth)
+    for name, run in (("reference", tensor.reference), ("package", tensor.package)):
+        difference = (run[stable].to(torch.float64) - truth)[finite]
+        setattr(total, name, getattr(total, name) + float(difference.square().sum()))
+    total.scale += float(truth[finite].square().sum())
+
+
+def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
+    floor = ulp_floor(dtype, total.first.truth.shape[1])
+    scale = math.sqrt(total.scale) or 1.0
+    wrong, own = math.sqrt(total.package) / scale, math.sqrt(total.reference) / scale
+    ratio = wrong / max(own, floor)
+    return Row(
+        gate=gate,
+        prompt="all",
+        mode=mode,
+        layer=total.first.layer,
+        operator=total.first.operator,
+        kind=total.first.kind,
+        port=total.first.port,
+        error=wrong,
+        bound=LIMIT * max(own, floor),
+        ratio=ratio,
+        verdict="holds" if ratio <= LIMIT else "does not hold",
+        location=total.first.location,
+        note="above 1.5 times the reference's own error" if WARNING < ratio <= LIMIT else "",
+    )
+
+
+def _jitter(values: Mapping[int, Tensor], dtype: torch.dtype, seed: int) -> dict[int, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.finfo(dtype).eps / 2
+    return {
+        layer: (value.double() * (1 + unit * torch.randn(value.shape, generator=generator, dtype=torch.float64))).to(
+            dtype
+        )
+        for layer, value in values.items()
+    }

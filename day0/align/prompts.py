@@ -1,0 +1,33 @@
+"""The prompts that align runs: random ids of odd lengths, one of them with an end-of-sequence id in the middle."""
+
+from collections.abc import Sequence
+
+import torch
+
+from day0.artifacts.alignment import Prompt
+from day0.errors import Day0Error
+
+# No multiple of a page (64), a chunk (16, 32, 64) or a pool (2, 4); the longest crosses two page borders.
+LENGTHS = (37, 61, 97, 131)
+
+
+def random_prompts(
+    vocab_size: int, end_ids: Sequence[int], *, max_positions: int | None = None, seed: int = 0, room: int = 0
+) -> list[Prompt]:
+    """One prompt for each of LENGTHS, the second with an end id in the middle.
+
+    Lengths are cut so that `room` more tokens fit in `max_positions`. Raises Day0Error when not even 8 tokens do.
+    """
+    longest = max(LENGTHS) if max_positions is None else max_positions - room
+    if longest < 8:
+        raise Day0Error(f"a model of {max_positions} positions is too short to align", hint="use a longer context")
+    generator = torch.Generator().manual_seed(seed)
+    prompts = []
+    for number, length in enumerate(LENGTHS):
+        ids = torch.randint(0, vocab_size, (min(length, longest),), generator=generator).tolist()
+        note = ""
+        if number == 1 and end_ids:
+            ids[len(ids) // 2] = end_ids[0]
+            note = f"end id {end_ids[0]} in the middle"
+        prompts.append(Prompt(name=f"random {number + 1}", ids=tuple(ids), note=note))
+    return prompts
