@@ -13,5 +13,5 @@ def gate(
 ) -> Tensor:  # [N, channels]
     """y = x * act(gate), the gate of a head standing for all its channels (the attention output gates of
     transformers' qwen3_next, bailing_hybrid, dots3_note; the shared-expert gate of qwen3_next with one head)."""
-    grouped = upcast(x).reshape(x.shape[0], a.gate_channels, -1)
+    grouped = upcast(x).reshape(-1, a.gate_channels, a.channels // a.gate_channels)
     return (grouped * activation(a.activation, upcast(gate)).unsqueeze(-1)).flatten(1).to(x.dtype)
