@@ -24,13 +24,13 @@ def float64_arithmetic() -> Iterator[None]:
     bound earlier (a default argument) stays: that is a family's `float64_leak`.
     """
     names = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
-    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.float, torch.Tensor.float = names[:3]  # type: ignore[misc, method-assign]
+        torch.float32, torch.float, torch.Tensor.float = names[:3]  # type: ignore[method-assign]
         torch.set_default_dtype(names[3])
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# A value of a small model's step is smaller: 4 MiB in float64. What is larger (the pairwise decay of a chunk) is
-# an intermediate of one operator, never what one operator hands to another.
+# Bounds on what is kept. A small model's logits are far below the first, what its operators hand on below the second;
+# what is larger (the pairwise decay of a chunk) is an intermediate of one operator.
 MAX_ELEMENTS = 1 << 19
+MAX_LINE_ELEMENTS = 1 << 17
 # A line inside a loop over chunks or tokens runs often; operators hand on what a few runs of a line make.
 MAX_RUNS_OF_A_LINE = 6
 
@@ -57,7 +58,7 @@ def trace(model: nn.Module, call: Callable[[], Any], *, operations: bool = True)
 
 def text_model_path(model: nn.Module) -> str:
     """Path of the module that holds the decoder layers ("model", "model.language_model"); "" when there is none."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     count = getattr(text, "num_hidden_layers", None)
     held = [
@@ -97,14 +98,14 @@ class _Recorder(TorchFunctionMode):
             self.handles.append(module.register_forward_pre_hook(self._enter_module(shown), with_kwargs=True))
             self.handles.append(module.register_forward_hook(self._leave_module))
         if self.operations:
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         sys.setprofile(None)
         if self.operations:
-            super().__exit__(*exception)
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self.handles:
             handle.remove()
 
@@ -159,22 +160,23 @@ class _Recorder(TorchFunctionMode):
                 self.counts[line] += 1
                 if self.counts[line] <= MAX_RUNS_OF_A_LINE:
                     run = self.counts[line]
-                    self._keep_all(line if run == 1 else f"{line}#{run}", result)
+                    self._keep_all(line if run == 1 else f"{line}#{run}", result, MAX_LINE_ELEMENTS)
         return result
 
     def _numbered(self, location: str) -> str:
         self.counts[location] += 1
         return location if self.counts[location] == 1 else f"{location}#{self.counts[location]}"
 
-    def _keep_all(self, location: str, value: Any) -> None:
-        found = list(_tensors(value))
-        for index, tensor in found:
-            self._keep(f"{location}{index}", tensor)
+    def _keep_all(self, location: str, value: Any, most: int = MAX_ELEMENTS) -> None:
+        for index, tensor in _tensors(value):
+            self._keep(f"{location}{index}", tensor, most)
 
-    def _keep(self, location: str, tensor: Tensor) -> None:
+    def _keep(self, location: str, tensor: Tensor, most: int) -> None:
         with torch._C.DisableTorchFunction():
+            if not 0 < tensor.numel() <= most:
+                return
             storage = tensor.untyped_storage().data_ptr()
-            if tensor.numel() > MAX_ELEMENTS or tensor.numel() == 0 or storage in self.weights:
+            if storage in self.weights:
                 return
             key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
             if key not in self.copies:
