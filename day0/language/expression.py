@@ -5,6 +5,7 @@ parsed with Python's grammar and evaluated by the whitelist below. Nothing is ev
 """
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -152,7 +153,7 @@ class Scope:
                 return self._call(name, args)
         raise Day0Error(
             f"{ast.unparse(node)!r} is outside the recipe grammar",
-            hint="use arithmetic, comparison, index, if-else, len, min, max, default, repeat",
+            hint="use arithmetic, comparison, index, if-else and the functions of docs/recipes.md",
         )
 
     def _binary(self, op: ast.operator, left: Any, right: Any) -> Any:
@@ -181,8 +182,12 @@ class Scope:
             return (min if name == "min" else max)(*values)
         if name == "int" and len(values) == 1:
             return int(values[0])
-        if name == "sqrt" and len(values) == 1:
-            return values[0] ** 0.5
+        if name in ("sqrt", "ln") and len(values) == 1:
+            return (math.sqrt if name == "sqrt" else math.log)(values[0])
+        if name == "first" and len(values) == 1:
+            return values[0][0] if isinstance(values[0], list | tuple) else values[0]
+        if name == "index" and len(values) == 2:
+            return list(values[0]).index(values[1])
         if name == "repeat" and len(values) == 2:
             pattern, length = list(values[0]), int(values[1])
             if not pattern or not 0 <= length <= _MAX_ITEMS:
@@ -190,7 +195,7 @@ class Scope:
             return [pattern[i % len(pattern)] for i in range(length)]
         raise Day0Error(
             f"unknown function or wrong number of arguments: {name}",
-            hint="functions: len(x), min, max, int(x), sqrt(x), default(config.key, value), repeat(list, length)",
+            hint="len, min, max, int, sqrt, ln, first, index(list, item), default(config.key, value), repeat(list, n)",
         )
 
 

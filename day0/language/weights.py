@@ -4,6 +4,8 @@ A source is a tensor-name pattern, or one of
 
     {concat: [source, ...], dim: 0}            parts side by side
     {stack: source, over: expert, count: $n}   the source for {expert} = 0..n-1, stacked on a new first dimension
+    {concat_each: source, over: part, count: $n}
+                                               the source for {part} = 0..n-1, side by side on dimension 0
     {split: source, sizes: [...], take: i, dim: 0}
     {groups: source, count: $n, sizes: [...], take: i}
                                                dim 0 is n groups of consecutive parts of these sizes; part i of each
@@ -25,6 +27,7 @@ Resolved = str | dict[str, Any]
 
 _KEYS: dict[str, frozenset[str]] = {
     "concat": frozenset({"concat", "dim"}),
+    "concat_each": frozenset({"concat_each", "over", "count"}),
     "stack": frozenset({"stack", "over", "count"}),
     "split": frozenset({"split", "sizes", "take", "dim"}),
     "groups": frozenset({"groups", "count", "sizes", "take"}),
@@ -61,10 +64,11 @@ def resolve_source(source: Any, scope: Scope, names: Mapping[str, Any], tensors:
     if operation == "concat":
         parts = [resolve_source(part, scope, names, tensors) for part in inner]
         return {"concat": parts, "dim": int(scope.value(source.get("dim", 0)))}
-    if operation == "stack":
+    if operation in ("stack", "concat_each"):
         count = int(scope.value(source["count"]))
-        over = source.get("over", "expert")
-        return {"stack": [resolve_source(inner, scope, {**names, over: i}, tensors) for i in range(count)]}
+        over = source.get("over", "expert" if operation == "stack" else "part")
+        parts = [resolve_source(inner, scope, {**names, over: i}, tensors) for i in range(count)]
+        return {"stack": parts} if operation == "stack" else {"concat": parts, "dim": 0}
     resolved = resolve_source(inner, scope, names, tensors)
     rest = {key: scope.value(value) for key, value in source.items() if key != operation}
     return {operation: resolved, **rest}
