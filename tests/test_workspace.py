@@ -1,0 +1,227 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import day0
+from day0.artifacts.provenance import kernel_set_hash, produced_by
+from day0.errors import Day0Error
+from day0.mapping import MapOptions, load_device, run
+from day0.workspace import IDENTITY, STAGES, Workspace
+from tests.mapping.inventories import inventory, operator
+
+MODEL = "a" * 64
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    made = Workspace.of_model("toy", "some/toy", MODEL, tmp_path / "toy.day0")
+    made.claim()
+    return made
+
+
+def fill(workspace, *, flags=None, until="align"):
+    """Artifacts of every stage up to `until`, as a run just now would leave them."""
+    for stage in STAGES[: STAGES.index(until) + 1]:
+        by = produced_by(
+            model_hash=workspace.model_hash, device="cpu", flags=flags, inputs=workspace.input_hashes(stage)
+        )
+        held = inventory([operator("l", "linear", {"in_features": 4, "out_features": 8})])
+        if stage == "decompose":
+            held.model_copy(update={"produced_by": by}).write(workspace.folder)
+        elif stage == "map":
+            run(held, load_device("cpu"), MapOptions(), by).write(workspace.folder)
+        elif stage == "generate":
+            package = workspace.folder / "package"
+            package.mkdir(exist_ok=True)
+            (package / "model.py").write_text("class Model: ...\n")
+            (package / "manifest.json").write_text(json.dumps({"produced_by": by.model_dump(mode="json")}))
+        else:
+            alignment(by).write(workspace.folder)
+
+
+def alignment(by, holds="holds"):
+    from day0.artifacts.alignment import Alignment
+
+    return Alignment(produced_by=by, model="toy", holds=holds, gates=())
+
+
+def states(workspace, **options):
+    return {s.stage: s.state for s in workspace.states(**options)}
+
+
+def why(workspace, stage, **options):
+    return next(s.why for s in workspace.states(**options) if s.stage == stage)
+
+
+def test_the_folder_is_named_after_the_model_beside_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Workspace.of_model("GLM-5.3-Flash", "zai-org/GLM-5.3-Flash", MODEL)
+    made.claim()
+    assert (tmp_path / "GLM-5.3-Flash.day0" / IDENTITY).is_file()
+    assert Workspace.find().source == "zai-org/GLM-5.3-Flash"
+
+
+def test_nothing_is_written_before_the_claim(tmp_path):
+    Workspace.of_model("toy", "toy", MODEL, tmp_path / "toy.day0")
+    assert not (tmp_path / "toy.day0").exists()
+
+
+def test_another_models_workspace_is_refused(workspace):
+    assert Workspace.of_model("toy", "some/toy", MODEL, workspace.folder).folder == workspace.folder
+    with pytest.raises(Day0Error, match="workspace of another model: some/toy"):
+        Workspace.of_model("toy", "other/toy", "b" * 64, workspace.folder)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "toy.day0").mkdir()
+    Workspace.of_model("toy", "toy", MODEL, tmp_path / "toy.day0")
+    (tmp_path / "toy.day0" / "thesis.tex").write_text("precious")
+    with pytest.raises(Day0Error, match="is no workspace"):
+        Workspace.of_model("toy", "toy", MODEL, tmp_path / "toy.day0")
+    (tmp_path / "file.day0").write_text("")
+    with pytest.raises(Day0Error, match="is no workspace"):
+        Workspace.of_model("toy", "toy", MODEL, tmp_path / "file.day0")
+
+
+def test_finding_the_only_workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Day0Error, match="no workspace stands here"):
+        Workspace.find()
+    for name in ("a", "b"):
+        Workspace.of_model(name, name, MODEL).claim()
+    with pytest.raises(Day0Error, match=r"2 workspaces stand here: a\.day0, b\.day0"):
+        Workspace.find()
+    assert Workspace.find(tmp_path / "b.day0").name == "b"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": "toy"}'])
+def test_a_damaged_identity_is_named(workspace, content):
+    (workspace.folder / IDENTITY).write_text(content)
+    with pytest.raises(Day0Error, match=r"workspace\.json is damaged"):
+        Workspace.open(workspace.folder)
+
+
+def test_an_empty_workspace_misses_everything(workspace):
+    assert states(workspace) == dict.fromkeys(STAGES, "missing")
+    assert why(workspace, "map") == "plan.yaml does not exist"
+
+
+def test_a_finished_run_is_fresh(workspace):
+    fill(workspace)
+    assert states(workspace) == dict.fromkeys(STAGES, "fresh")
+    assert [s.verdict for s in workspace.states()] == ["holds", "", "", "holds"]
+
+
+def test_an_edited_inventory_makes_all_after_it_stale(workspace):
+    fill(workspace)
+    path = workspace.folder / "inventory.json"
+    path.write_text(path.read_text().replace('"layers": 1', '"layers": 2'))
+    assert states(workspace) == {"decompose": "fresh", "map": "stale", "generate": "stale", "align": "stale"}
+    assert why(workspace, "map") == "inventory.json changed"
+    assert why(workspace, "align") == "map has to run first"
+
+
+def test_an_edit_of_the_package_makes_align_alone_stale(workspace):
+    fill(workspace)
+    (workspace.folder / "package" / "model.py").write_text("class Model: mine = True\n")
+    assert states(workspace) == {"decompose": "fresh", "map": "fresh", "generate": "fresh", "align": "stale"}
+    assert why(workspace, "align") == "package/model.py changed"
+
+
+def test_a_file_added_to_or_lost_from_the_package_counts_too(workspace):
+    fill(workspace)
+    extra = workspace.folder / "package" / "helper.py"
+    extra.write_text("x = 1\n")
+    assert why(workspace, "align") == "package/helper.py changed"
+    extra.unlink()
+    (workspace.folder / "package" / "__pycache__").mkdir()
+    (workspace.folder / "package" / "__pycache__" / "model.pyc").write_bytes(b"")
+    assert why(workspace, "align") == ""
+    (workspace.folder / "package" / "model.py").unlink()
+    assert why(workspace, "align") == "package/model.py changed"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model_hash", "b" * 64, "the model changed"),
+        ("kernel_set", "c" * 64, "the kernels changed"),
+        ("day0_version", "0.0.1", "made by day0 0.0.1"),
+    ],
+)
+def test_what_else_makes_an_artifact_stale(workspace, field, value, words):
+    fill(workspace)
+    path = workspace.folder / "align.json"
+    record = json.loads(path.read_text())
+    record["produced_by"][field] = value
+    path.write_text(json.dumps(record))
+    assert states(workspace)["align"] == "stale" and why(workspace, "align") == words
+
+
+def test_options_count_only_where_they_are_expected(workspace):
+    fill(workspace, flags={"recipe": "mine.yaml"})
+    assert states(workspace)["decompose"] == "fresh"
+
+    def expected(**fields):
+        by = produced_by(model_hash=MODEL, device="cpu", flags={"recipe": "mine.yaml"})
+        return {"decompose": by.model_copy(update=fields)}
+
+    assert why(workspace, "decompose", expected=expected()) == ""
+    assert why(workspace, "decompose", expected=expected(flags={})) == "other options: recipe"
+    assert why(workspace, "decompose", expected=expected(device="h200")) == "other options: device"
+    changed = expected(reference_hash="d" * 64)
+    assert why(workspace, "decompose", expected=changed) == "the reference implementation changed"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_damaged_artifact_is_invalid_not_fresh(workspace, stage):
+    fill(workspace)
+    workspace.path(stage).write_text("{")
+    found = next(s for s in workspace.states() if s.stage == stage)
+    assert found.state == "invalid" and "not valid" in found.why
+
+
+def test_the_lock_keeps_a_second_run_out(workspace):
+    with workspace.locked():
+        with pytest.raises(Day0Error, match=rf"in use by another run \(process {os.getpid()}\)"):
+            with workspace.locked(wait_seconds=0.1):
+                pass
+    with workspace.locked(wait_seconds=0.1):
+        pass
+
+
+def test_a_killed_run_leaves_no_lock(workspace):
+    code = (
+        "import sys, time; from pathlib import Path; from day0.workspace import Workspace\n"
+        "with Workspace.open(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(workspace.folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(Day0Error, match=f"process {holder.pid}"):
+            with workspace.locked(wait_seconds=0.1):
+                pass
+    finally:
+        holder.kill()
+        holder.communicate(timeout=60)
+    with workspace.locked(wait_seconds=5):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_not_a_crash(tmp_path):
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    with pytest.raises(Day0Error, match="cannot write"):
+        with Workspace(tmp_path / "blocked" / "toy.day0", IDENTITY_OF_TOY).locked():
+            pass
+
+
+IDENTITY_OF_TOY = {"name": "toy", "source": "toy", "model_hash": MODEL}
+
+
+def test_provenance_records_versions_and_the_kernel_set():
+    by = produced_by(model_hash=MODEL)
+    assert by.day0_version == day0.__version__ and by.kernel_set == kernel_set_hash()
+    assert by.versions["torch"].startswith("2.") and "transformers" in by.versions
