@@ -86,6 +86,7 @@ def plain(a, x, owned):
         dict(selection_bias=False),
         dict(selection_bias=True, groups=4, groups_kept=2),
         dict(selection_bias=False, groups=3, groups_kept=1),
+        dict(selection_bias=True, groups=2, groups_kept=1),
         dict(renormalise=False, renormalise_eps=0.0, routed_scale=2.5),
         dict(renormalise_eps=0.3, routed_scale=1.7),
         dict(shared_hidden=7),
