@@ -1,0 +1,86 @@
+"""Weight sources: resolving patterns, and building tensors from what they resolve to."""
+
+import pytest
+import torch
+
+from day0.errors import Day0Error
+from day0.kernels.interface.weight_map import build, built_shape
+from day0.language.expression import ConfigView, Scope
+from day0.language.weights import describe, resolve_source, tensor_names
+
+SCOPE = Scope(ConfigView({"n": 2, "d": 3}))
+NAMES = {"prefix": "model", "here": "model.layers.4", "layer": 4}
+TENSORS = {
+    "model.layers.4.a": torch.arange(12.0).reshape(6, 2),
+    "model.layers.4.b": torch.arange(12.0, 24.0).reshape(6, 2),
+    "model.layers.4.e.0.w": torch.full((2, 3), 0.5),
+    "model.layers.4.e.1.w": torch.full((2, 3), 1.5),
+}
+A, B = TENSORS["model.layers.4.a"], TENSORS["model.layers.4.b"]
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("{here}.a", A),
+        ({"concat": ["{here}.a", "{here}.b"]}, torch.cat([A, B])),
+        ({"concat": ["{here}.a", "{here}.b"], "dim": 1}, torch.cat([A, B], 1)),
+        (
+            {"stack": "{here}.e.{expert}.w", "count": "$config.n"},
+            torch.tensor([0.5, 1.5]).reshape(2, 1, 1).expand(2, 2, 3),
+        ),
+        (
+            {"concat_each": "{here}.e.{part}.w", "count": 2},
+            torch.tensor([0.5] * 2 + [1.5] * 2).reshape(4, 1).expand(4, 3),
+        ),
+        ({"split": "{here}.a", "sizes": [1, 5], "take": 1}, A[1:]),
+        ({"split": "{here}.a", "sizes": [1, 1], "take": 0, "dim": 1}, A[:, :1]),
+        ({"groups": "{here}.a", "count": "$config.n", "sizes": [1, 2], "take": 0}, A[[0, 3]]),
+        ({"groups": "{here}.a", "count": 2, "sizes": [1, 2], "take": 1}, A[[1, 2, 4, 5]]),
+        ({"transpose": "{here}.a"}, A.T),
+        ({"reshape": "{here}.a", "shape": ["$config.d", 4]}, A.reshape(3, 4)),
+        ({"first_of": ["{here}.missing", "{here}.b"]}, B),
+        ({"first_of": [{"concat": ["{here}.a", "{here}.missing"]}, {"transpose": "{here}.b"}]}, B.T),
+    ],
+)
+def test_sources(source, value):
+    resolved = resolve_source(source, SCOPE, NAMES, TENSORS)
+    assert set(tensor_names(resolved)) <= set(TENSORS)
+    assert torch.equal(build(resolved, TENSORS.__getitem__), value)
+    assert built_shape(resolved, {n: tuple(t.shape) for n, t in TENSORS.items()}) == tuple(value.shape)
+
+
+def test_a_first_of_without_a_complete_option_gives_the_first_so_that_its_tensors_are_reported():
+    resolved = resolve_source({"first_of": ["{here}.x", "{here}.y"]}, SCOPE, NAMES, TENSORS)
+    assert resolved == "model.layers.4.x"
+    with pytest.raises(KeyError, match="layers.4.x"):
+        build(resolved, TENSORS.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{nowhere}.a", "nowhere"),
+        ({"concat": ["{here}.a"], "axis": 1}, "axis"),
+        ({"zip": []}, "zip"),
+        (7, "neither a name"),
+        ("{here", "weight source"),
+    ],
+)
+def test_malformed_sources_are_refused(source, words):
+    with pytest.raises(Day0Error, match=words):
+        resolve_source(source, SCOPE, NAMES, TENSORS)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    shapes = {n: tuple(t.shape) for n, t in TENSORS.items()}
+    with pytest.raises(ValueError, match="Sizes"):
+        built_shape({"concat": ["model.layers.4.a", "model.layers.4.e.0.w"], "dim": 0}, shapes)
+    with pytest.raises(KeyError):
+        built_shape("model.layers.4.missing", shapes)
+
+
+def test_description():
+    source = resolve_source({"transpose": {"concat": ["{here}.a", "{here}.b"]}}, SCOPE, NAMES, TENSORS)
+    assert describe(source) == "transpose, concat of 2"
+    assert describe("model.x") == ""
