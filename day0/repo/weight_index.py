@@ -1,6 +1,7 @@
 """Which safetensors files hold the model, and the headers of all its tensors, checked against the index."""
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
@@ -51,13 +52,10 @@ def read_tensor_headers(files: RepoFiles, names: frozenset[str], *, headers_only
         )
     with ThreadPoolExecutor(_PARALLEL_HEADER_READS) as pool:
         headers = list(pool.map(lambda path: files.safetensors_header(path, headers_only=headers_only), paths))
-    if weight_map is None:
-        tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
-    else:
-        found = {(name, path) for path, header in zip(paths, headers, strict=True) for name in header.tensors}
-        _compare(set(weight_map.items()), found)
-        tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
-    return dict(sorted(tensors.items()))
+    tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    if weight_map is not None:
+        _compare(set(weight_map.items()), {(tensor.name, tensor.file) for tensor in tensors})
+    return {tensor.name: tensor for tensor in sorted(tensors, key=lambda tensor: tensor.name)}
 
 
 def _compare(indexed: set[tuple[str, str]], found: set[tuple[str, str]]) -> None:
@@ -94,5 +92,5 @@ def _read_weight_map(files: RepoFiles) -> dict[str, str]:
     return weight_map
 
 
-def _and_more(items: list[object] | list[str] | list[tuple[str, str]]) -> str:
+def _and_more(items: Sequence[object]) -> str:
     return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
