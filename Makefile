@@ -27,7 +27,7 @@ demo: setup ## run the whole line on the bundled demo model (workspace: ./demo.d
 	@$(BIN)/day0 run demo
 
 test: setup ## run the tests (PYTEST_ARGS adds arguments)
-	@$(BIN)/python -m pytest -n 2 -m "not verify" $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not verify" $(PYTEST_ARGS)
 
 lint: setup ## check style and formatting
 	@$(BIN)/ruff check
