@@ -268,7 +268,10 @@ class _Builder:
             method = kind.methods[step.method]
             least = len(method.inputs)
             arguments = least + len(method.optional_inputs)
-            results = len(method.output_names(use.attributes))
+            try:
+                results = len(method.output_names(use.attributes))
+            except ValueError as error:  # a method that operators with these attributes do not have
+                raise Day0Error(f"block {block.name}: {step}: {error}", hint="correct the step") from error
         else:
             raise Day0Error(f"block {block.name}: {step}: nothing is called {step.callee!r}", hint="define it")
         if not least <= len(step.arguments) <= arguments or len(step.targets) != results:

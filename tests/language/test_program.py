@@ -116,6 +116,7 @@ def test_layers_can_be_cut():
         (dict(blocks__layer__steps=["x = norm(h)", "h = add(h)"]), "takes 2 to 2 values"),
         (dict(blocks__layer__steps=["x, z = norm(h)", "h = add(h, x)"]), "gives 1"),
         (dict(blocks__layer__steps=["x = norm.pre(h)", "h = add(h, x)"]), "no method 'pre'"),
+        (dict(blocks__layer__steps=["x, mix = add.pre(h)", "h = add(h, x)"]), "scheme add, .* has no method 'pre'"),
         (dict(blocks__layer__steps=["x = nothing(h)", "h = add(h, x)"]), "nothing is called 'nothing'"),
         (dict(blocks__wide__gives=["z"]), "gives 'z'"),
         (dict(schedule__layer="lair"), "'lair', which is not defined"),
