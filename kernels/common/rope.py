@@ -55,10 +55,13 @@ def yarn_inverse_frequencies(
 
 
 def yarn_attention_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """What YaRN multiplies cos and sin by: 0.1 ln(factor) + 1, or the ratio of its two scaled forms if both are set."""
+    """What YaRN multiplies cos and sin by: 0.1 ln(factor) + 1, or the ratio of its two scaled forms if both are set.
+
+    `factor` is at least 1.
+    """
 
     def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+        return 0.1 * weight * math.log(factor) + 1.0
 
     return growth(mscale) / growth(mscale_all_dim) if mscale and mscale_all_dim else growth(1.0)
 
@@ -66,7 +69,7 @@ def yarn_attention_factor(factor: float, mscale: float, mscale_all_dim: float) -
 def tables(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of position * frequency: [N, rotary_dim / 2] each, float64 for `dtype` float64 and float32 else."""
     inner = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = positions.to(inner)[:, None] * frequencies.to(positions.device, inner)
+    angles = positions[:, None] * frequencies.to(positions.device, inner)
     return angles.cos(), angles.sin()
 
 

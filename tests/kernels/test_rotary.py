@@ -133,6 +133,7 @@ def test_without_scaling_lengths_stay():
         dict(beta_fast=1.0, beta_slow=1.0),  # both ends of the ramp in one place
         dict(original_max_position_embeddings=4),  # the ramp begins below channel 0
         dict(original_max_position_embeddings=2**20, beta_slow=0.01),  # and ends past the last
+        dict(original_max_position_embeddings=256, beta_slow=0.4),  # from channel 0 past the last, for theta 10
         dict(mscale=0.7, mscale_all_dim=1.3),
         dict(attention_factor=0.9),
     ],
