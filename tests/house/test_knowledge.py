@@ -10,6 +10,8 @@ from tests.house.source_tree import ROOT, day0_modules, families, kernel_modules
 
 # Kinds whose names are also everyday words of this field: only a whole string is suspect, not a part of one.
 EVERYDAY = {"attention", "embedding", "gate", "linear", "mlp", "moe", "norm", "rotary"}
+# What `align` and `check` hold or do not hold is called a gate, too.
+HOMONYMS = {"gate"}
 # torch has a function of that name, so only strings are suspect.
 TORCH_NAMES = {"index_select"}
 
@@ -23,7 +25,7 @@ def kind_named(text: str, is_string: bool, known: list[str]) -> str | None:
     """The kind that a string or an identifier names, if it names one."""
     for kind in known:
         if kind in EVERYDAY:
-            found = is_string and text == kind
+            found = is_string and text == kind and kind not in HOMONYMS
         else:
             found = has_word(kind, text) and (is_string or kind not in TORCH_NAMES)
         if found:
