@@ -33,7 +33,10 @@ def load_package(
     folder = folder.resolve()
     manifest = _json(folder / "manifest.json")
     model = _model_class(folder)()
-    model.choose(_implementations(folder))
+    try:
+        model.choose(_implementations(folder))
+    except KeyError as error:
+        raise Day0Error(f"{folder / 'plan.yaml'}: {error.args[0]}", hint="run day0 map and generate again") from error
     if not fill:
         return model.eval()
     if manifest.get("dummy_weights"):
@@ -66,7 +69,7 @@ def _fill_from(model: Package, repo: ModelRepo, *, whole: bool, dtype: torch.dty
     if not_finite:
         shown = ", ".join(not_finite[:5])
         more = f" and {len(not_finite) - 5} more" if len(not_finite) > 5 else ""
-        raise Day0Error(f"weights hold NaN or infinity: {shown}{more}", hint="the checkpoint is damaged; fetch it again")
+        raise Day0Error(f"weights hold NaN or infinity: {shown}{more}", hint="the checkpoint is damaged: get it anew")
     left_out = model.weight_map()["left_out"]
     unexpected = [
         name

@@ -101,11 +101,16 @@ class Runner:
     def prefill(self, ids: list[int], *, chunks: list[int] | None = None) -> tuple[Sequence, Tensor]:
         """A fresh sequence through a prompt, in one step or in chunks of these sizes (the last one repeats)."""
         sequence = self.open()
-        rows, start, turn = [], 0, 0
-        while start < len(ids):
-            size = len(ids) if not chunks else chunks[min(turn, len(chunks) - 1)]
-            rows.append(self.step([sequence], [ids[start : start + size]]))
-            start, turn = start + size, turn + 1
+        sizes = iter(chunks or [len(ids)])
+        rows: list[Tensor] = []
+        start, size = 0, next(sizes)
+        try:
+            while start < len(ids) or not rows:
+                rows.append(self.step([sequence], [ids[start : start + size]]))
+                start, size = start + size, next(sizes, size)
+        except BaseException:
+            self.close(sequence)
+            raise
         return sequence, torch.cat(rows)
 
     def greedy(self, ids: list[int], *, count: int, stop: tuple[int, ...] = ()) -> Greedy:

@@ -7,11 +7,11 @@ from day0.language.program import Program
 
 
 def weight_file(program: Program) -> dict[str, Any]:
-    """ "map": canonical weight path -> resolved source; "float32": paths kept in float32; "left_out": glob -> reason."""
+    """Keys map (canonical weight path -> resolved source), float32 (paths kept so), left_out (glob -> reason)."""
     return {
         "map": {f"{use.path}.{weight}": source for use in program.uses() for weight, source in use.weights.items()},
         "float32": [f"{use.path}.{weight}" for use in program.uses() for weight in sorted(use.float32)],
-        "left_out": {entry.pattern: entry.reason for entry in program.recipe.left_out},
+        "left_out": dict(program.left_out),
     }
 
 

@@ -1,7 +1,7 @@
 """The tokens of one step, packed, and where each sequence's memory stands."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,15 +59,16 @@ class Batch:
         """Pack Python lists: per sequence its new token ids, context length, slot and pages."""
         lengths = [len(ids) for ids in sequences]
         width = max((len(p) for p in pages), default=1) or 1
-        long = dict(dtype=torch.int64, device=device)
+
+        def long(values: Any) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
         return Batch(
-            token_ids=torch.tensor([i for ids in sequences for i in ids], **long),
-            positions=torch.tensor(
-                [c + i for c, n in zip(context_lens, lengths, strict=True) for i in range(n)], **long
-            ),
-            cu_seqlens=torch.tensor([sum(lengths[:i]) for i in range(len(lengths) + 1)], **long),
-            context_lens=torch.tensor(context_lens, **long),
-            slots=torch.tensor(slots, **long),
-            page_table=torch.tensor([p + [0] * (width - len(p)) for p in pages], **long).reshape(len(pages), width),
+            token_ids=long([i for ids in sequences for i in ids]),
+            positions=long([c + i for c, n in zip(context_lens, lengths, strict=True) for i in range(n)]),
+            cu_seqlens=long([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
+            context_lens=long(context_lens),
+            slots=long(slots),
+            page_table=long([p + [0] * (width - len(p)) for p in pages]).reshape(len(pages), width),
             phase=phase,
         )

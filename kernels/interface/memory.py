@@ -1,6 +1,6 @@
 """The pools a model's state lives in, made from its Layout."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Memory(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._pools[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._pools)
 
     def __len__(self) -> int:

@@ -46,6 +46,6 @@ class OperatorModule(nn.Module):
         extra: dict[str, Any] = dict(self._parameters)
         if "batch" in get_kind(self.kind).context:
             extra["batch"] = batch
-        for component in self.local_components if memory is not None else ():
-            extra[component] = memory[f"{self.name}.{component}"]
+        if memory is not None:
+            extra |= {component: memory[f"{self.name}.{component}"] for component in self.local_components}
         return function(self.attributes, *ports, **extra)

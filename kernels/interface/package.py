@@ -77,7 +77,9 @@ class Package(nn.Module):
                 ) from error
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                raise Day0Error(f"{path} cannot be built from {source}: {reason}", hint="check the weight map") from error
+                raise Day0Error(
+                    f"{path} cannot be built from {source}: {reason}", hint="check the weight map"
+                ) from error
             if tuple(tensor.shape) != spec.shape:
                 raise Day0Error(
                     f"{path} is {list(spec.shape)} but the checkpoint's {source} gives {list(tensor.shape)}",

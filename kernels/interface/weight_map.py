@@ -19,12 +19,13 @@ def build(source: str | Mapping[str, Any], read: Read) -> Tensor:
     if "stack" in source:
         return torch.stack([build(part, read) for part in source["stack"]])
     if "split" in source:
-        parts = build(source["split"], read).split(list(source["sizes"]), dim=source.get("dim", 0))
+        parts = torch.split(build(source["split"], read), list(source["sizes"]), dim=source.get("dim", 0))
         return parts[source["take"]].contiguous()
     if "groups" in source:
         whole = build(source["groups"], read)
         grouped = whole.unflatten(0, (source["count"], sum(source["sizes"])))
-        return grouped.split(list(source["sizes"]), dim=1)[source["take"]].flatten(0, 1).contiguous()
+        parts = torch.split(grouped, list(source["sizes"]), dim=1)
+        return parts[source["take"]].flatten(0, 1).contiguous()
     if "transpose" in source:
         return build(source["transpose"], read).transpose(-1, -2).contiguous()
     if "reshape" in source:

@@ -1,0 +1,159 @@
+"""A generated package computes what the recipe says, and says so readably."""
+
+import ast
+import json
+
+import pytest
+import torch
+
+from day0.artifacts.base import Provenance
+from day0.engine.package import load_package
+from day0.engine.runner import Runner
+from day0.errors import Day0Error
+from day0.generate.stage import Options, run
+from day0.repo import ModelRepo
+from tests.generate import toy
+
+MADE_BY = Provenance(day0_version="0", model_hash="0")
+IDS = torch.randint(0, toy.VOCAB, (37,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.fixture
+def repo(tmp_path):
+    return ModelRepo.open(toy.write_repo(tmp_path / "toy"))
+
+
+@pytest.fixture
+def generate(tmp_path, repo):
+    def call(**options):
+        recipe = str(toy.write_recipe_file(tmp_path))
+        audit = options.pop("audit", {})
+        plan = toy.plan(options.pop("lines", ()))
+        chosen = Options(**{"recipe": recipe, **options})
+        return run(repo, toy.inventory(**audit), plan, tmp_path / "ws", chosen, MADE_BY)
+
+    return call
+
+
+def test_the_package_computes_what_the_recipe_says(generate, repo):
+    model = load_package(generate().folder, repo, dtype=torch.float64)
+    runner = Runner(model, sequences=2, tokens=64, poison=True)
+    owned = {n: t.double() for n, t in toy.tensors().items()}
+    _, whole = runner.prefill(IDS)
+    _, chunked = runner.prefill(IDS, chunks=[1, 2, 5, 3])
+    # float64: a few hundred roundings of 1.1e-16 on values of size ~10
+    assert (whole - toy.expected(IDS, owned)).abs().max() < 1e-12
+    assert (chunked - whole).abs().max() < 1e-12
+
+
+def test_model_py_is_one_readable_file_that_imports_kernels_and_torch_only(generate):
+    source = (generate().folder / "model.py").read_text()
+    tree = ast.parse(source)
+    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert all(m.split(".")[0] in ("torch", "pathlib") or m.startswith("day0.kernels.") for m in modules)
+    classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef)]
+    assert classes == [
+        "CausalConv", "Embedding", "Linear", "Norm", "ResidualMix", "Mixing", "Layer", "Wide", "Skip", "Model"
+    ]  # fmt: skip
+    assert "NORM_EPS = (1e-05, 1e-06, 1e-06)" in source
+    assert 'self.norm = Norm(f"layers.{layer}.norm", dim=8, eps=NORM_EPS[layer])' in source
+    assert '{"layer": Layer, "branch": Mixing},' in source
+    assert "return self.down(x)" in source
+    assert max(len(line) for line in source.splitlines()) <= 120
+
+
+def test_layout_names_every_component(generate):
+    layout = load_package(generate().folder, fill=False).layout()
+    assert [c.name for c in layout.components] == ["layers.1.mixing.window"]
+    assert layout.vocab_size == toy.VOCAB and layout.max_positions == 200
+    assert layout.bytes_per_sequence(2) == toy.WIDTH * 2 * 2 and layout.bytes_per_token(2) == 0
+
+
+def test_cut_and_dummy_packages_are_labelled(generate):
+    made = generate(layers=1, dummy_weights=True)
+    assert made.labels == ("random weights", "1 of 3 layers")
+    assert json.loads((made.folder / "manifest.json").read_text())["labels"] == list(made.labels)
+    assert "random weights, 1 of 3 layers" in (made.folder / "README.md").read_text()
+    model = load_package(made.folder)
+    _, first = Runner(model, sequences=1, tokens=64).prefill(IDS)
+    _, again = Runner(load_package(made.folder), sequences=1, tokens=64).prefill(IDS)
+    assert torch.isfinite(first).all() and torch.equal(first, again)
+
+
+def test_a_cut_package_reads_only_its_own_layers(generate, repo):
+    model = load_package(generate(layers=1).folder, repo, dtype=torch.float64)
+    names = {n for n, _ in model.named_parameters()}
+    assert any(n.startswith("layers.0.") for n in names) and not any(n.startswith("layers.1.") for n in names)
+
+
+def test_weights_kept_in_float32_stay_so(generate, repo):
+    model = load_package(generate().folder, repo, dtype=torch.bfloat16)
+    by_name = {op.name: op for op in model.operators()}
+    assert by_name["layers.0.norm"].weight.dtype == torch.float32
+    assert by_name["layers.0.up"].weight.dtype == torch.bfloat16
+    exact = load_package(generate(force=True).folder, repo, dtype=torch.float64)
+    assert {p.dtype for p in exact.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("audit", "words"),
+    [
+        (dict(missing=("a.weight",)), "the checkpoint lacks a.weight"),
+        (dict(shape_mismatch=("a.weight is 3",)), "mis-shaped: a.weight"),
+        (dict(unclaimed=("a", "b", "c", "d")), "no operator claims a, b, c and 1 more"),
+    ],
+)
+def test_broken_weight_maps_are_refused(generate, tmp_path, audit, words):
+    with pytest.raises(Day0Error, match=words):
+        generate(audit=audit)
+    assert not (tmp_path / "ws" / "package").exists()
+    generate(audit=audit, dummy_weights=True)
+
+
+def test_without_a_recipe_there_is_no_package(repo, tmp_path):
+    inventory = toy.inventory().model_copy(update={"recipe": ""})
+    with pytest.raises(Day0Error, match="no recipe covers toy"):
+        run(repo, inventory, toy.plan(), tmp_path / "ws", Options(), MADE_BY)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model.layers.0.up.weight": None}, "layers.0.up.weight needs the checkpoint tensor model.layers.0.up.weight"),
+        ({"head.weight": torch.zeros(3, 3)}, r"head.weight is \[32, 8\] but .* gives \[3, 3\]"),
+        ({"model.extra": torch.zeros(2)}, "1 checkpoint tensors have no place in the package: model.extra"),
+        ({"model.layers.0.norm.weight": torch.full((8,), float("nan"))}, "NaN or infinity: model.layers.0.norm.weight"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named_on_both_sides(generate, tmp_path, changed, words):
+    folder = generate().folder
+    other = ModelRepo.open(toy.write_repo(tmp_path / "other" / "toy", **changed))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "model_hash": other.hash}))
+    with pytest.raises(Day0Error, match=words):
+        load_package(folder, other)
+
+
+def test_a_package_of_another_revision_is_refused(generate, tmp_path):
+    folder = generate().folder
+    other = ModelRepo.open(toy.write_repo(tmp_path / "other" / "toy", **{"head.weight": torch.zeros(3, 3)}))
+    with pytest.raises(Day0Error, match="another revision"):
+        load_package(folder, other)
+    with pytest.raises(Day0Error, match="needs its checkpoint"):
+        load_package(folder)
+
+
+def test_the_plan_chooses_implementations_and_unknown_ones_are_refused(generate, repo):
+    from day0.artifacts.plan import PlanLine
+
+    def line(implementation):
+        return PlanLine(
+            operator="norm", kind="norm", phase="decode", implementation=implementation, fallback=True,
+            dtype="float32", reason="-",
+        )  # fmt: skip
+
+    model = load_package(generate(lines=(line("torch"),)).folder, repo)
+    assert {op.name: op.implementations for op in model.operators()}["layers.2.norm"] == {"decode": "torch"}
+    broken = generate(lines=(line("absent"),), force=True).folder
+    with pytest.raises(Day0Error, match="absent"):
+        load_package(broken, repo)
