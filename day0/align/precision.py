@@ -98,7 +98,7 @@ def check_precision(
             run = _Captures.isolated if mode == "isolated" else _Captures.propagated
             captures = run(package, truth, reference, list(prompt.ids))
             tie = _Ties(len(prompt.ids))
-            for tensor in captures.tensors(located):
+            for tensor in captures.tensors(located if mode == "isolated" else {}):
                 _add(sums, tensor, tie.stable_rows(tensor, ulp_floor(reference.dtype, tensor.truth.shape[1])))
             result.unstable.append(tie.report(gate, mode, prompt.name))
         result.rows += [_row(total, reference.dtype, gate, mode) for total in sums.values()]
@@ -123,7 +123,7 @@ class _Captures:
         return cls(
             capture_reference(truth, ids, force=force),
             capture_reference(reference, ids, force=force),
-            [capture_reference(reference, ids, force=_jitter(force, reference.dtype, seed=0))],
+            [capture_reference(reference, ids, force=jitter(force, reference.dtype, seed=0))],
             capture_package(package, ids, force=force),
         )
 
@@ -133,7 +133,7 @@ class _Captures:
         own = capture_reference(reference, ids, traced=False)
         first = {0: own.layer_inputs[0]}
         probes = [
-            capture_reference(reference, ids, force=_jitter(first, reference.dtype, seed), traced=False)
+            capture_reference(reference, ids, force=jitter(first, reference.dtype, seed), traced=False)
             for seed in range(_PROBES)
         ]
         return cls(capture_reference(truth, ids, traced=False), own, probes, capture_package(package, ids))
@@ -256,7 +256,8 @@ def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
     )
 
 
-def _jitter(values: Mapping[int, Tensor], dtype: torch.dtype, seed: int) -> dict[int, Tensor]:
+def jitter(values: Mapping[int, Tensor], dtype: torch.dtype, seed: int) -> dict[int, Tensor]:
+    """The values in `dtype`, each element moved by about one rounding."""
     generator = torch.Generator().manual_seed(seed)
     unit = torch.finfo(dtype).eps / 2
     return {

@@ -1,4 +1,4 @@
-"""The prompts that align runs: random ids of odd lengths, one of them with an end-of-sequence id in the middle."""
+"""The prompts that align runs: random ids of odd lengths, one with an end-of-sequence id in the middle; and text."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,15 @@ import torch
 
 from day0.artifacts.alignment import Prompt
 from day0.errors import Day0Error
+from day0.repo.model_repo import ModelRepo
 
 # No multiple of a page (64), a chunk (16, 32, 64) or a pool (2, 4); the longest crosses two page borders.
 LENGTHS = (37, 61, 97, 131)
+
+TEXTS = {
+    "code": "def mean(values):\n    if not values:\n        return 0.0\n    return sum(values) / len(values)\n\n\ndef",
+    "prose": "The river had risen in the night, and by morning the lower fields lay under water. Nobody in the village",
+}
 
 
 def random_prompts(
@@ -31,3 +37,15 @@ def random_prompts(
             note = f"end id {end_ids[0]} in the middle"
         prompts.append(Prompt(name=f"random {number + 1}", ids=tuple(ids), note=note))
     return prompts
+
+
+def text_prompts(repo: ModelRepo, *, max_positions: int | None = None, room: int = 0) -> list[Prompt]:
+    """A piece of code and a piece of prose in the repo's tokens; [] for a repo without a tokenizer.
+
+    Cut so that `room` more tokens fit in `max_positions`.
+    """
+    if "tokenizer.json" not in repo.file_names:
+        return []
+    longest = None if max_positions is None else max_positions - room
+    encoded = {name: repo.tokenizer.encode(text)[:longest] for name, text in TEXTS.items()}
+    return [Prompt(name=name, ids=tuple(ids), note="text") for name, ids in encoded.items() if ids]

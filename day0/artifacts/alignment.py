@@ -1,12 +1,24 @@
 """align.json: how close a package is to its reference, gate by gate."""
 
-from typing import ClassVar, Literal
+import math
+import sys
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator
 
 from day0.artifacts.base import Artifact, Record
 
 Verdict = Literal["holds", "does not hold", "inconclusive"]
 # "propagated": on the package's own activations; "isolated": each layer fed what the reference's layer was fed.
 Mode = Literal["propagated", "isolated"]
+
+
+def _json_number(value: float) -> float:
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+
+
+# JSON has no infinity and no NaN: what is infinitely wrong is the largest float.
+Figure = Annotated[float, AfterValidator(_json_number)]
 
 
 class Row(Record):
@@ -24,9 +36,9 @@ class Row(Record):
     operator: str  # "layer" and "logits" for those
     kind: str
     port: str
-    error: float | None
-    bound: float
-    ratio: float | None = None
+    error: Figure | None
+    bound: Figure
+    ratio: Figure | None = None
     verdict: Verdict
     location: str = ""  # where the reference holds the tensor
     note: str = ""
@@ -40,7 +52,7 @@ class Gate(Record):
     detail: str
     checked: int = 0
     failing: int = 0
-    worst: float | None = None  # largest error / bound among the rows
+    worst: Figure | None = None  # largest error / bound among the rows
 
 
 class SelfCheck(Record):
@@ -49,8 +61,8 @@ class SelfCheck(Record):
     name: Literal["cached decode", "chunked prefill"]
     dtype: str
     holds: bool
-    error: float
-    bound: float
+    error: Figure
+    bound: Figure
     detail: str = ""
     declared: str = ""  # the recipe's reason, where it says that this check fails
 
@@ -60,7 +72,7 @@ class Exclusion(Record):
 
     cell: str
     reason: str
-    error: float | None = None
+    error: Figure | None = None
 
 
 class FirstBad(Record):
@@ -75,7 +87,7 @@ class FirstBad(Record):
     kind: str
     port: str
     prompt: str
-    error: float | None
+    error: Figure | None
     nearest: str = ""  # the reference tensor closest to the wrong one
     together_with: tuple[str, ...] = ()
 
@@ -95,20 +107,20 @@ class GreedyCell(Record):
     first_difference: int | None = None
     package_token: int | None = None
     reference_token: int | None = None
-    package_margin: float | None = None
-    reference_margin: float | None = None
-    noise: float | None = None  # how far the reference's logits are from their float64 selves at that step
+    package_margin: Figure | None = None
+    reference_margin: Figure | None = None
+    noise: Figure | None = None  # how far the reference's logits are from their float64 selves at that step
     classified: Literal["equal", "tie", "bug"]
 
 
 class InvarianceCell(Record):
-    """The package against itself: one way of running the same tokens. Errors are relative L2, logits and worst state."""
+    """The package against itself: one way of running the same tokens. Relative L2 of the logits and the worst state."""
 
     name: str
-    error: float
-    state_error: float
+    error: Figure
+    state_error: Figure
     worst_state: str = ""
-    bound: float
+    bound: Figure
     verdict: Verdict
 
 
@@ -116,8 +128,8 @@ class Checksum(Record):
     """A state component's content after a prompt: its L2 norm and its product with a fixed random vector."""
 
     component: str
-    norm: float
-    projection: float
+    norm: Figure
+    projection: Figure
 
 
 class UnstableRows(Record):

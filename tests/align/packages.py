@@ -11,7 +11,7 @@ from day0.generate.render import render_model
 from day0.generate.weight_file import dump_weight_file
 from day0.kernels.interface.package import Package
 from day0.language.program import Program, apply_recipe
-from day0.language.recipe import Recipe, find_recipe
+from day0.language.recipe import Recipe, find_recipe, write_recipe
 from day0.repo.model_repo import ModelRepo
 
 
@@ -28,8 +28,16 @@ def write_program(program: Program, repo: ModelRepo, folder: Path) -> Path:
         "weights.json": dump_weight_file(program),
         "plan.yaml": "lines: []\n",
         "config.json": json.dumps(repo.config),
+        "recipe.yaml": write_recipe(program.recipe),
     }
-    facts = dict(model=repo.name, model_hash=repo.hash, whole=True, dummy_weights=False, labels=[])
+    facts = dict(
+        model=repo.name,
+        model_hash=repo.hash,
+        layers=len(program.layers),
+        whole=True,
+        dummy_weights=False,
+        labels=[],
+    )
     write_package(folder, contents, facts, force=True)
     return folder
 

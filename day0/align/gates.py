@@ -1,0 +1,115 @@
+"""From rows and cells to verdicts, and which rows align.json keeps."""
+
+from collections.abc import Iterable, Sequence
+
+from day0.align.exactness import Exactness
+from day0.align.precision import Precision
+from day0.artifacts.alignment import Gate, GreedyCell, InvarianceCell, Row, SelfCheck, Verdict
+
+_MOST_FAILING_ROWS = 200
+
+
+def overall(gates: Iterable[Gate]) -> Verdict:
+    """The worst verdict: one gate that does not hold decides, then one that is inconclusive."""
+    verdicts = {gate.verdict for gate in gates}
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "inconclusive" if "inconclusive" in verdicts or not verdicts else "holds"
+
+
+def exactness_gate(name: str, result: Exactness) -> Gate:
+    detail = f"{len(result.rows)} tensors in float64"
+    if result.first_bad is not None:
+        detail = str(result.first_bad)
+    return _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
+
+
+def precision_gate(name: str, result: Precision) -> Gate:
+    moved = sum(u.package for u in result.unstable)
+    detail = f"{len(result.rows)} tensors, errors up to {_worst_ratio(result.rows):.2f} times the reference's own"
+    if moved or any(u.reference for u in result.unstable):
+        by_reference = sum(u.reference for u in result.unstable)
+        detail += (
+            f"; rows on a tie left out: {by_reference} that the reference moves, {moved} that only the package does"
+        )
+    gate = _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
+    over = [u for u in result.unstable if u.package > u.bound]
+    if over:
+        worst = max(over, key=lambda u: u.package - u.bound)
+        more = f"{worst.package} rows of {worst.prompt} ({worst.mode}) jump in the package alone, {worst.bound} may"
+        return gate.model_copy(update={"verdict": "does not hold", "detail": f"{more}; {detail}"})
+    return gate
+
+
+def greedy_gate(name: str, cells: Sequence[GreedyCell]) -> Gate:
+    """Equal continuations hold; so does a divergence whose margin lies below the noise, which the detail counts."""
+    ties = sum(cell.classified == "tie" for cell in cells)
+    bugs = [cell for cell in cells if cell.classified == "bug"]
+    detail = f"{len(cells)} prompts, {max((cell.tokens for cell in cells), default=0)} tokens equal"
+    if ties:
+        detail += f", {ties} part at a tie"
+    if bugs:
+        first = bugs[0]
+        detail = (
+            f"{first.prompt} parts at token {first.first_difference}: margin {first.reference_margin:.2e} in the "
+            f"reference, {first.package_margin:.2e} in the package, noise {first.noise:.2e}"
+        )
+    return _gate(name, ["does not hold" if cell.classified == "bug" else "holds" for cell in cells], detail, None)
+
+
+def invariance_gate(name: str, cells: Sequence[InvarianceCell]) -> Gate:
+    failing = [cell for cell in cells if cell.verdict != "holds"]
+    detail = f"{len(cells)} ways of running the same tokens, logits and state"
+    if failing:
+        detail = f"{', '.join(cell.name for cell in failing)}: worst state {failing[0].worst_state or 'none'}"
+    worst = max((max(cell.error, cell.state_error) / cell.bound for cell in cells), default=None)
+    return _gate(name, [cell.verdict for cell in cells], detail, worst)
+
+
+def self_gate(name: str, checks: Sequence[SelfCheck]) -> Gate:
+    """A failing check that the recipe declares is an exclusion; an undeclared one leaves the comparison in doubt."""
+    failing = [check for check in checks if not check.holds]
+    surprising = [check for check in failing if not check.declared]
+    detail = "agrees with itself: cached decode, chunked prefill"
+    if failing:
+        detail = "fails " + ", ".join(f"{check.name} in {check.dtype}" for check in failing)
+        detail += "" if surprising else ", as its recipe says"
+    return Gate(
+        name=name,
+        verdict="inconclusive" if surprising else "holds",
+        detail=detail,
+        checked=len(checks),
+        failing=len(failing),
+        worst=None,
+    )
+
+
+def kept_rows(rows: Iterable[Row]) -> list[Row]:
+    """Per gate, mode, operator and port the worst row, and the first failing rows up to a limit, in their order."""
+    rows = list(rows)
+    worst: dict[tuple[str, str, str, str], int] = {}
+    for number, row in enumerate(rows):
+        key = (row.gate, row.mode, row.operator, row.port)
+        if key not in worst or _share(row) > _share(rows[worst[key]]):
+            worst[key] = number
+    failing = [number for number, row in enumerate(rows) if row.verdict != "holds"][:_MOST_FAILING_ROWS]
+    return [rows[number] for number in sorted({*worst.values(), *failing})]
+
+
+def _gate(name: str, verdicts: Sequence[Verdict], detail: str, worst: float | None) -> Gate:
+    failing = sum(verdict != "holds" for verdict in verdicts)
+    verdict: Verdict = "inconclusive" if not verdicts else "does not hold" if failing else "holds"
+    return Gate(name=name, verdict=verdict, detail=detail, checked=len(verdicts), failing=failing, worst=worst)
+
+
+def _share(row: Row) -> float:
+    """How much of its bound a row uses."""
+    return (row.error or 0.0) / row.bound if row.verdict == "holds" else float("inf")
+
+
+def _worst(rows: Iterable[Row]) -> float | None:
+    return max((row.error / row.bound for row in rows if row.error is not None), default=None)
+
+
+def _worst_ratio(rows: Iterable[Row]) -> float:
+    return max((row.ratio for row in rows if row.ratio is not None), default=0.0)

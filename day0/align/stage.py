@@ -1,0 +1,270 @@
+"""The stage: package and repo -> how close the package is to the reference, gate by gate."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from day0.align.exactness import BOUND, Exactness, check_exactness
+from day0.align.exactness import GATE as EXACTNESS
+from day0.align.gates import exactness_gate, greedy_gate, invariance_gate, kept_rows, overall, precision_gate, self_gate
+from day0.align.greedy import TOKENS, compare_greedy
+from day0.align.invariance import GATE as INVARIANCE
+from day0.align.invariance import check_invariance
+from day0.align.precision import Precision, check_precision
+from day0.align.prompts import random_prompts, text_prompts
+from day0.align.self_check import CACHED, check_reference
+from day0.align.training_side import Reference, as_reference
+from day0.artifacts.alignment import (
+    Alignment,
+    Checksum,
+    Exclusion,
+    Gate,
+    GreedyCell,
+    InvarianceCell,
+    Mode,
+    Prompt,
+    SelfCheck,
+)
+from day0.artifacts.base import Provenance
+from day0.artifacts.inventory import Inventory
+from day0.engine.package import load_package
+from day0.errors import Day0Error
+from day0.kernels.interface.package import Package
+from day0.language.recipe import ReferenceNotes, load_recipe, text_config
+from day0.reference.float64 import loaded_in_float64
+from day0.reference.load import load_reference
+from day0.repo.model_repo import ModelRepo
+
+_EXACTNESS_PROMPTS = 2
+_GREEDY_RANDOM_PROMPTS = 2
+_PRECISION_MODES: dict[torch.dtype, tuple[Mode, ...]] = {
+    torch.float32: ("isolated", "propagated"),
+    # Router and index choices flip under bf16 rounding: its end logits say nothing, its layers one by one do.
+    torch.bfloat16: ("isolated",),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`greedy_tokens`: length of the greedy continuations. `dtypes`: serving dtypes the precision gate judges.
+
+    `texts`: further prompts, in words. `seed` draws the random prompts.
+    """
+
+    greedy_tokens: int = TOKENS
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    texts: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass
+class _Findings:
+    gates: list[Gate] = field(default_factory=list)
+    exactness: Exactness = field(default_factory=Exactness)
+    precision: list[Precision] = field(default_factory=list)
+    self_checks: list[SelfCheck] = field(default_factory=list)
+    exclusions: list[Exclusion] = field(default_factory=list)
+    greedy: list[GreedyCell] = field(default_factory=list)
+    invariance: list[InvarianceCell] = field(default_factory=list)
+    checksums: list[Checksum] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def run(
+    repo: ModelRepo, package_folder: Path, inventory: Inventory, options: Options, produced_by: Provenance
+) -> Alignment:
+    """Compare a package with its reference, and with itself.
+
+    A package of the first layers is compared with as many layers of the reference. One with random weights can only be
+    compared with itself. Raises Day0Error: no package, no reference, weights missing.
+    """
+    manifest = _manifest(package_folder)
+    notes, end_ids = _recipe_notes(package_folder, repo)
+    found = _Findings()
+    exact_package = load_package(package_folder, repo, dtype=torch.float64)
+    _choose_prompts(found, exact_package, repo, end_ids, options)
+    if manifest["dummy_weights"]:
+        reason = "the package has random weights, the reference the checkpoint's"
+        found.gates += [Gate(name=name, verdict="inconclusive", detail=reason) for name in (EXACTNESS, "greedy")]
+    else:
+        layers = None if manifest["whole"] else int(manifest["layers"])
+        side = _TrainingSide(repo, layers, notes)
+        _against_reference(found, side, package_folder, exact_package, repo, options)
+    longest = max(found.prompts, key=lambda prompt: len(prompt.ids))
+    found.invariance, found.checksums = check_invariance(exact_package, longest.ids)
+    found.gates.append(invariance_gate(INVARIANCE, found.invariance))
+    return _alignment(found, inventory.model, manifest["labels"], produced_by)
+
+
+class _TrainingSide:
+    """The reference in the dtypes asked for, each loaded once."""
+
+    def __init__(self, repo: ModelRepo, layers: int | None, notes: ReferenceNotes) -> None:
+        self.repo, self.layers, self.notes = repo, layers, notes
+        self.loaded: dict[torch.dtype, Reference] = {}
+
+    def exact(self) -> Reference:
+        if torch.float64 not in self.loaded:
+            model = loaded_in_float64(self.repo, layers=self.layers)
+            self.loaded[torch.float64] = as_reference(model, torch.float64)
+        return self.loaded[torch.float64]
+
+    def serving(self, dtype: torch.dtype) -> Reference:
+        if dtype not in self.loaded:
+            self.loaded[dtype] = as_reference(load_reference(self.repo, dtype=dtype, layers=self.layers), dtype)
+        return self.loaded[dtype]
+
+    def truth_of(self, dtype: torch.dtype) -> Reference:
+        """Float64 with the weights as the serving dtype holds them: rounding them is not the package's error."""
+        if dtype == torch.float32 and all(t.dtype in _EXACT_IN_FLOAT32 for t in self.repo.tensors.values()):
+            return self.exact()
+        return as_reference(load_reference(self.repo, dtype=dtype, layers=self.layers).double(), torch.float64)
+
+
+_EXACT_IN_FLOAT32 = frozenset({"F32", "BF16", "F16", "I64", "I32", "U8", "BOOL"})
+
+
+def _against_reference(
+    found: _Findings, side: _TrainingSide, folder: Path, exact_package: Package, repo: ModelRepo, options: Options
+) -> None:
+    bound = max(BOUND, side.notes.float64_leak)
+    exact = side.exact()
+    _self_checks(found, side)
+    random = [prompt for prompt in found.prompts if prompt.note != "text"]
+    found.exactness = check_exactness(exact_package, exact, random[:_EXACTNESS_PROMPTS], bound=bound)
+    gate = exactness_gate(EXACTNESS, found.exactness)
+    found.gates.append(gate)
+    for dtype in options.dtypes:
+        name = f"precision {_name(dtype)}"
+        if gate.verdict == "holds":
+            found.gates.append(_precision(found, side, name, dtype, folder, repo, random))
+        else:
+            detail = "not judged: the error of another function than the reference's says nothing about rounding"
+            found.gates.append(Gate(name=name, verdict="inconclusive", detail=detail))
+    package = load_package(folder, repo, dtype=torch.float32)
+    cached = all(check.holds for check in found.self_checks if check.name == CACHED)
+    found.greedy = compare_greedy(
+        package,
+        side.serving(torch.float32),
+        exact,
+        [prompt for prompt in found.prompts if prompt.note == "text"] + random[:_GREEDY_RANDOM_PROMPTS],
+        tokens=options.greedy_tokens,
+        cached=cached,
+    )
+    found.gates.append(greedy_gate("greedy", found.greedy))
+
+
+def _self_checks(found: _Findings, side: _TrainingSide) -> None:
+    ids = next(prompt.ids for prompt in found.prompts if prompt.note != "text")
+    exact, serving, notes = side.exact(), side.serving(torch.float32), side.notes
+    found.self_checks += check_reference(exact, ids, leak=notes.float64_leak, declared=notes.fails)
+    found.self_checks += check_reference(serving, ids, truth=exact.logits(list(ids)), declared=notes.fails)
+    for check in found.self_checks:
+        if not check.holds:
+            why = check.declared or check.detail or "the reference disagrees with itself"
+            found.exclusions.append(
+                Exclusion(cell=f"reference {check.name}, {check.dtype}", reason=why, error=check.error)
+            )
+    found.gates.append(self_gate("reference", found.self_checks))
+
+
+def _precision(
+    found: _Findings,
+    side: _TrainingSide,
+    name: str,
+    dtype: torch.dtype,
+    folder: Path,
+    repo: ModelRepo,
+    prompts: Sequence[Prompt],
+) -> Gate:
+    try:
+        serving = side.serving(dtype)
+        serving.logits(list(prompts[0].ids))
+    except (RuntimeError, ValueError, TypeError) as failure:  # some families do not run in bf16 at all
+        reason = f"the reference does not run in {_name(dtype)}: {failure}".splitlines()[0]
+        found.exclusions.append(Exclusion(cell=name, reason=reason))
+        return Gate(name=name, verdict="inconclusive", detail=reason)
+    result = check_precision(
+        load_package(folder, repo, dtype=dtype),
+        side.truth_of(dtype),
+        serving,
+        found.exactness.located,
+        prompts,
+        modes=_PRECISION_MODES.get(dtype, ("isolated",)),
+    )
+    found.precision.append(result)
+    found.warnings += [
+        f"{name}: {'layer ' + str(row.layer) + ' ' if row.layer is not None else ''}{row.operator} {row.port}: "
+        f"{row.ratio:.2f} times the reference's own error"
+        for row in result.rows
+        if row.note and row.ratio is not None
+    ]
+    return precision_gate(name, result)
+
+
+def _choose_prompts(
+    found: _Findings, package: Package, repo: ModelRepo, end_ids: Sequence[int], options: Options
+) -> None:
+    layout = package.layout()
+    limits: dict[str, Any] = dict(max_positions=layout.max_positions, room=options.greedy_tokens)
+    found.prompts += text_prompts(repo, **limits)
+    for number, text in enumerate(options.texts, start=1):
+        ids = repo.tokenizer.encode(text)
+        if not ids:
+            raise Day0Error(f"the prompt {text!r} has no tokens", hint="give a longer text")
+        found.prompts.append(Prompt(name=f"text {number}", ids=tuple(ids), note="text"))
+    vocab = min(layout.vocab_size, repo.tokenizer.vocab_size if found.prompts else layout.vocab_size)
+    found.prompts += random_prompts(vocab, end_ids, seed=options.seed, **limits)
+
+
+def _alignment(found: _Findings, model: str, labels: Iterable[str], produced_by: Provenance) -> Alignment:
+    rows = [*found.exactness.rows, *(row for result in found.precision for row in result.rows)]
+    return Alignment(
+        produced_by=produced_by,
+        model=model,
+        holds=overall(found.gates),
+        gates=tuple(found.gates),
+        first_bad=found.exactness.first_bad,
+        also_bad=tuple(found.exactness.also_bad),
+        self_checks=tuple(found.self_checks),
+        exclusions=tuple(found.exclusions),
+        rows=tuple(kept_rows(rows)),
+        rows_checked=len(rows),
+        unstable=tuple(u for result in found.precision for u in result.unstable),
+        greedy=tuple(found.greedy),
+        invariance=tuple(found.invariance),
+        state_checksums=tuple(found.checksums),
+        prompts=tuple(found.prompts),
+        conditions=tuple(labels),
+        warnings=tuple(found.warnings),
+    )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Day0Error(f"{folder} holds no package", hint="run day0 generate first") from None
+    except (OSError, ValueError) as error:
+        raise Day0Error(f"{path} is damaged", hint="run day0 generate --force") from error
+    return manifest
+
+
+def _recipe_notes(folder: Path, repo: ModelRepo) -> tuple[ReferenceNotes, tuple[int, ...]]:
+    """What the package's recipe says of the reference, and the text model's end ids."""
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    for config in (repo.generation_config, text_config(recipe, repo.config)):
+        ends = config.get("eos_token_id")
+        if ends is not None:
+            return recipe.reference, tuple(ends) if isinstance(ends, list) else (int(ends),)
+    return recipe.reference, ()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
