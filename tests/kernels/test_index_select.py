@@ -209,14 +209,19 @@ def test_equal_scores_prefer_the_earlier_candidate():
     positions = torch.tensor([4, 4, 2])
     visible = torch.arange(5) <= positions[:, None]
     assert select(a, scores, visible, positions).tolist() == [[1, 3], [0, 1], [0, 1]]
+    # Enough equal candidates for a sort that is not stable to mix them up.
+    many = (torch.arange(2000) % 2).double()[None]
+    a = KIND.parse(TOKEN | dict(budget=700))
+    got = select(a, many, torch.ones(1, 2000, dtype=torch.bool), torch.tensor([1999]))
+    assert got.tolist() == [list(range(1, 1400, 2))]
 
 
 def test_a_budget_beyond_the_context_selects_all_that_is_visible():
     for form in ("token", "softmax", "mean"):
-        a = KIND.parse(FORMS[form] | dict(budget=64))
-        _, sequences, weights = random_case(form, [30])
-        (got,), _ = run(a, sequences, weights, [[30]])
-        assert chosen(got) == [list(range(t + 1)) for t in range(30)]
+        a = KIND.parse(FORMS[form] | dict(budget=256))
+        _, sequences, weights = random_case(form, [130])
+        (got,), _ = run(a, sequences, weights, [[130]])
+        assert chosen(got) == [list(range(t + 1)) for t in range(130)]
 
 
 def test_scores_are_float32_inside_and_pooled_keys_rounded_to_the_activation_dtype():
