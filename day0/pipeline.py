@@ -32,6 +32,7 @@ class RunOptions:
     `recipe`: a name or a file, instead of the one that matches the config. `trust`: how the repo's own code may run.
     `require`: what decompose holds to: "proved" refuses operators that nothing but a recipe or a name vouches for.
     `layers`: only the first layers. `dummy_weights`: random ones. `force`: overwrite edits of the package.
+    `greedy_tokens`, `texts`, `seed`: length of align's greedy continuations, further prompts, and the random ones.
     """
 
     recipe: str | None = None
@@ -44,6 +45,9 @@ class RunOptions:
     dummy_weights: bool = False
     force: bool = False
     revision: str | None = None
+    greedy_tokens: int = 64
+    texts: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,11 @@ class Line:
             },
             "map": {"dtype": o.dtype},
             "generate": {"layers": o.layers, "dummy_weights": o.dummy_weights},
-            "align": {"trust": o.trust},
+            "align": {
+                "greedy_tokens": None if o.greedy_tokens == RunOptions.greedy_tokens else o.greedy_tokens,
+                "texts": list(o.texts) or None,
+                "seed": o.seed or None,
+            },
         }
         return {name: value for name, value in by_stage[stage].items() if value not in (None, False)}
 
@@ -208,6 +216,16 @@ class Line:
         )
         run(self.repo, Inventory.read(folder), Plan.read(folder), folder, options, self.expected("generate"))
         return ""
+
+    def _align(self) -> str:
+        from day0.align.stage import Options, run
+
+        folder = self.workspace.folder
+        options = Options(greedy_tokens=self.options.greedy_tokens, texts=self.options.texts, seed=self.options.seed)
+        inventory = Inventory.read(folder)
+        alignment = run(self.repo, folder / PACKAGE, inventory, options, self.expected("align"))
+        alignment.write(folder)
+        return alignment.holds
 
 
 def open_line(source: str | None, options: RunOptions, folder: Path | None = None) -> Line:
