@@ -312,7 +312,7 @@ def test_hash_depends_on_content_alone(sharded: Path) -> None:
     "change",
     [
         lambda folder: write_config(folder, CONFIG | {"hidden_size": 9}),
-        lambda folder: write_random(folder / "model-2.safetensors", {"c": ("I64", (5, 1))}),
+        lambda folder: write_random(folder / "model-1.safetensors", {"a": ("F32", (3, 2)), "b": ("BF16", (4,))}),
         lambda folder: write_random(folder / "model-2.safetensors", {"c": ("U64", (5,))}),
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         lambda folder: (folder / "chat_template.jinja").write_text("x"),

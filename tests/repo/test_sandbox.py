@@ -193,7 +193,11 @@ def test_threads_are_fine(run: Run) -> None:
     assert run(body) == {"seen": list(range(8))}
 
 
-def test_no_signal_to_others(run: Run) -> None:
+@pytest.mark.parametrize("landlock", ["scopes signals", "is too old to scope signals"])
+def test_no_signal_to_others(run: Run, tmp_path: Path, landlock: str) -> None:
+    if landlock == "is too old to scope signals":
+        fault = "import day0.repo.landlock as landlock\nlandlock.SIGNAL_ABI = 99"
+        (tmp_path / "code" / "sitecustomize.py").write_text(fault)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         body = attempt("import os\nos.kill(payload['pid'], 9)")
