@@ -1,5 +1,7 @@
 """Attributes and weights of the kind `linear`."""
 
+from pydantic import Field, model_validator
+
 from day0.kernels.interface.attributes import Attributes
 from day0.kernels.interface.kind import Weight
 
@@ -14,9 +16,15 @@ class LinearAttributes(Attributes):
     out_features: int
     bias: bool = False
     split: tuple[int, ...] = ()
-    softcap: float = 0.0
+    softcap: float = Field(default=0.0, ge=0.0)
     scale: float = 1.0
     float32: bool = False
+
+    @model_validator(mode="after")
+    def _split_makes_up_the_output(self) -> "LinearAttributes":
+        if self.split and (min(self.split) < 1 or sum(self.split) != self.out_features):
+            raise ValueError(f"split {list(self.split)} does not cut {self.out_features} out_features into parts")
+        return self
 
 
 def weights(a: LinearAttributes) -> dict[str, Weight]:
