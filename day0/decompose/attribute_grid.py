@@ -1,14 +1,14 @@
-"""When an operator's outputs are not what the reference computed: which attribute, with which value, would make them so."""
+"""When an operator does not compute what the reference does: the attribute, and the value of it, that would."""
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from day0.decompose.interpret import Weights, changed
+from day0.decompose.interpret import Interpreter, OperatorFailure, Weights, changed
 from day0.decompose.proof import Found, Probe, Proof, search, tensors_of
 from day0.kernels.interface.attributes import Attributes
 from day0.kernels.registry import get_kind
@@ -17,7 +17,7 @@ from day0.language.program import OperatorUse, Program
 MAX_REPAIRS = 8
 # Operators after the first wrong one whose outputs are unknown too: the culprit is among them.
 CHAIN = 4
-MAX_PAIRS = 120
+MAX_PAIRS = 60
 
 Changes = dict[str, dict[str, Any]]
 
@@ -39,6 +39,7 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
     changes: Changes = {}
     forced: set[tuple[str, str]] = set()
     verdicts: dict[str, _Verdict] = {}
+    unseen: set[str] = set()
     found: list[Found] = []
     for _ in range(MAX_REPAIRS):
         found = search(program, weights, probes, tolerance=tolerance, changes=changes, forced=forced)
@@ -46,7 +47,7 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
         if first is None:
             break
         chain = _chain(first, found)
-        repair = _repair(program, weights, probes, tolerance, changes, forced, chain, found)
+        repair = _repair(program, weights, probes, tolerance, changes, chain, found)
         if repair is not None:
             culprit, change = repair
             changes = changes | {culprit.name: changes.get(culprit.name, {}) | change}
@@ -58,12 +59,16 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
                 )
             )
             continue
+        if _only_chooses(first, found):
+            unseen.add(first.name)
+            forced |= {f.call.key for f in found if f.name == first.name}
+            continue
         culprit, verdict = _blame(chain, probes)
         verdicts[culprit.name] = verdict
         if culprit.failure:
             break
         forced |= {f.call.key for f in found if f.name == culprit.name}
-    return _proofs(found, probes, verdicts, program)
+    return _proofs(found, probes, verdicts, unseen, program)
 
 
 def _chain(first: Found, found: Sequence[Found]) -> list[Found]:
@@ -76,86 +81,142 @@ def _chain(first: Found, found: Sequence[Found]) -> list[Found]:
     return chain
 
 
+def _producers(first: Found, found: Sequence[Found]) -> list[Found]:
+    """The calls that made the first one's inputs. What they gave may be an inner value of the reference's operator."""
+    inputs = {id(i) for i in first.call.inputs}
+    before = found[: found.index(first)]
+    return [f for f in before if f.probe == first.probe and any(id(o) in inputs for o in f.call.outputs)]
+
+
 def _repair(
     program: Program,
     weights: Weights,
     probes: Sequence[Probe],
     tolerance: float,
     changes: Changes,
-    forced: set[tuple[str, str]],
     chain: Sequence[Found],
     found: Sequence[Found],
 ) -> tuple[Found, dict[str, Any]] | None:
-    """The change of one operator's attributes (one, else two) with which the first call of the chain is found."""
-    first = chain[0]
-    before = found[: found.index(first)]
-    last_layer = max([c.call.use.layer for c in (*before, *chain) if c.call.use.layer is not None], default=0) + 1
-    for pairs in (False, True):
-        for culprit in chain:
-            for change in _grid(culprit.call.use, program, pairs):
+    """The change of one operator's attributes (one of them, else two) with which all of the chain is found.
+
+    Where nothing does that (two operators are wrong), the change that makes the first call known, and most after it.
+    """
+    producers = _producers(chain[0], found)
+    best: tuple[int, Found, dict[str, Any]] | None = None
+    for grid in (_closed, _numeric, _pairs):
+        for culprit in (*chain, *producers):
+            replayed = [culprit, *chain] if culprit in producers else chain
+            for change in grid(culprit.call.use, program):
+                if not _is_legal(culprit.call.use, change):
+                    continue
                 tried = changes | {culprit.name: changes.get(culprit.name, {}) | change}
-                again = search(
-                    program,
-                    weights,
-                    probes[: first.probe + 1],
-                    tolerance=tolerance,
-                    changes=tried,
-                    forced=forced,
-                    last_layer=last_layer,
-                )
-                same = [f for f in again if f.probe == first.probe and f.call.key == first.call.key]
-                if same and same[0].confirmed_by is not None:
+                known = _replay(program, weights, probes, tolerance, tried, replayed, found)
+                if known == len(replayed):
                     return culprit, change
+                if known > (best[0] if best is not None else 0) and culprit is chain[0]:
+                    best = known, culprit, change
+        if best is not None:
+            return best[1:]
     return None
 
 
-def _grid(use: OperatorUse, program: Program, pairs: bool) -> Iterator[dict[str, Any]]:
-    """Other attribute values that are legal for the operator and need no weights it lacks: one changed, or two."""
-    values = candidates(use.attributes, program.config)
-    singles = [{name: value} for name, several in values.items() for value in several]
-    changes: Iterator[dict[str, Any]] = iter(singles)
-    if pairs:
-        changes = (a | b for a, b in combinations(singles, 2) if set(a) != set(b))
-    count = 0
-    for change in changes:
-        try:
-            attributes = changed(use, change)
-        except ValidationError:
-            continue
-        owned = get_kind(use.kind).weights(use.attributes)
-        if all(
-            name in owned and owned[name].shape == w.shape for name, w in get_kind(use.kind).weights(attributes).items()
-        ):
-            count += 1
-            if pairs and count > MAX_PAIRS:
-                return
-            yield change
+def _replay(
+    program: Program,
+    weights: Weights,
+    probes: Sequence[Probe],
+    tolerance: float,
+    changes: Changes,
+    chain: Sequence[Found],
+    found: Sequence[Found],
+) -> int:
+    """How many of the chain's calls give values of the reference when computed again with `changes`.
 
-
-def candidates(attributes: Attributes, config: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Values worth trying instead of each attribute's own.
-
-    What the kind lists, every value of a closed type, and for numbers the config's numbers of the same type: a recipe
-    that takes the wrong key is wrong by one of those.
+    Only the chain's operators run, on the probes up to the chain's own, so that their state is right.
     """
+    paths = {f.call.use.path for f in chain}
+    try:
+        interpreter = Interpreter(program, weights, changes)
+    except ValidationError:  # legal for this layer's operator, not for another's of the same name
+        return 0
+    known: list[bool] = []
+    for number, probe in enumerate(probes[: chain[0].probe + 1]):
+        interpreter.begin(list(probe.ids))
+        replaced: dict[int, Any] = {}
+        for record in found:
+            if record.probe != number or record.call.use.path not in paths:
+                continue
+            inputs = tuple(replaced.get(id(i), i) for i in record.call.inputs)
+            try:
+                outputs = interpreter.compute(record.call.use, record.call.method, inputs)
+            except OperatorFailure:
+                return sum(known)
+            replaced |= {id(old): new for old, new in zip(record.call.outputs, outputs, strict=False)}
+            if record in chain:
+                known.append(all(probe.find(t, tolerance) for output in outputs for t in tensors_of(output)))
+    # An operator whose own values the reference never holds is known through the next one.
+    last = max((i for i, held in enumerate(known) if held), default=-1)
+    return last + 1
+
+
+def _closed(use: OperatorUse, program: Program) -> Iterator[dict[str, Any]]:
+    return ({name: v} for name, values in candidates(use.attributes).items() for v in values)
+
+
+def _numeric(use: OperatorUse, program: Program) -> Iterator[dict[str, Any]]:
+    return ({name: v} for name, values in numeric_candidates(use.attributes, program.config).items() for v in values)
+
+
+def _pairs(use: OperatorUse, program: Program) -> Iterator[dict[str, Any]]:
+    singles = [*_closed(use, program)]
+    return islice((a | b for a, b in combinations(singles, 2) if set(a) != set(b)), MAX_PAIRS)
+
+
+def _is_legal(use: OperatorUse, change: Mapping[str, Any]) -> bool:
+    """Whether the kind allows the change, and the weights that it then needs are those that the operator has."""
+    kind = get_kind(use.kind)
+    try:
+        needed = kind.weights(changed(use, change))
+    except ValidationError:
+        return False
+    owned = kind.weights(use.attributes)
+    return all(name in owned and owned[name].shape == weight.shape for name, weight in needed.items())
+
+
+def candidates(attributes: Attributes) -> dict[str, list[Any]]:
+    """Values to try instead of an attribute's own: what its kind lists, and every value of a closed type."""
     listed = type(attributes).alternatives()
-    numbers = list(_numbers(config))
     result: dict[str, list[Any]] = {}
     for name, field in type(attributes).model_fields.items():
-        own = getattr(attributes, name)
         values = list(listed.get(name, ()))
         if field.annotation is bool:
             values += [True, False]
         elif typing.get_origin(field.annotation) is Literal:
             values += typing.get_args(field.annotation)
-        elif field.annotation in (int, float):
-            values += [field.default] if isinstance(field.default, int | float) else []
-            values += [n for n in numbers if type(n) is field.annotation]
-        kept = [v for v in values if v != own or type(v) is not type(own)]
-        unique = list({(type(v).__name__, repr(v)): v for v in kept}.values())
-        if unique:
-            result[name] = unique
+        result[name] = _others(values, getattr(attributes, name))
     return result
+
+
+def numeric_candidates(attributes: Attributes, config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """For numbers: the default, and the config's numbers of that type, since a recipe may have taken the wrong key.
+
+    For fractions also n**-0.5 of every n in the config and the attributes, the usual scale of attention.
+    """
+    numbers = list(_numbers(config))
+    result: dict[str, list[Any]] = {}
+    for name, field in type(attributes).model_fields.items():
+        own = getattr(attributes, name)
+        if type(own) in (int, float):
+            values = [field.default, *numbers]
+            if isinstance(own, float):
+                values += [n**-0.5 for n in (*numbers, *_numbers(attributes.model_dump())) if n > 1]
+            result[name] = _others([v for v in values if type(v) is type(own) and v != 0], own)
+    return result
+
+
+def _others(values: Sequence[Any], own: Any) -> list[Any]:
+    distinct = {(type(v).__name__, repr(v)): v for v in values}
+    distinct.pop((type(own).__name__, repr(own)), None)
+    return list(distinct.values())
 
 
 def _numbers(config: Any) -> Iterator[int | float]:
@@ -192,8 +253,18 @@ def _blame(chain: Sequence[Found], probes: Sequence[Probe]) -> tuple[Found, _Ver
     return chain[0], _Verdict(f"{path}: what it computes is nowhere in the reference, nor is what follows from it")
 
 
+def _only_chooses(first: Found, found: Sequence[Found]) -> bool:
+    """Whether the reference never holds a value like this call's, and the calls that read it chose as it did."""
+    readers = [f for f in found if first in f.parents]
+    return bool(readers) and all(f.confirmed_by is f for f in readers) and not first.failure
+
+
 def _proofs(
-    found: Sequence[Found], probes: Sequence[Probe], verdicts: Mapping[str, _Verdict], program: Program
+    found: Sequence[Found],
+    probes: Sequence[Probe],
+    verdicts: Mapping[str, _Verdict],
+    unseen: Collection[str],
+    program: Program,
 ) -> dict[str, Proof]:
     proofs: dict[str, Proof] = {}
     blamed = next(iter(verdicts), "")
@@ -208,6 +279,10 @@ def _proofs(
                 contradiction=verdict.text,
                 location=verdict.location or proof.location,
                 error=verdict.error if verdict.error is not None else proof.error,
+            )
+        elif name in unseen:
+            proof = replace(
+                proof, proved=False, detail="only its part in a choice shows, and the choice is the reference's"
             )
         elif not proof.proved:
             proof = replace(proof, detail=f"not tested: it follows {blamed}, which the reference does not reproduce")

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,9 @@ def _run_plan(model: Any, ids: torch.Tensor, plan: Sequence[tuple[str, int]]) ->
     cache, start = None, 0
     for name, count in plan:
         tokens = ids[start : start + count]
+        call = partial(runner.forward, tokens, start, cache, use_cache=True)
         with float64_arithmetic():
-            recorded, (_, cache) = trace(
-                model,
-                lambda tokens=tokens, start=start, cache=cache: runner.forward(tokens, start, cache, use_cache=True),
-            )
+            recorded, (_, cache) = trace(model, call)
         probes.append(Probe(f"{name} ({count} tokens from {start})", tuple(tokens.tolist()), index_trace(recorded)))
         traces.append(recorded)
         start += count

@@ -18,7 +18,7 @@ from day0.language.steps import Step
 Weights = Mapping[str, Mapping[str, Tensor]]  # an operator's path -> its canonical weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorCall:
     """One operator computed once: what went in and what came out (tensors, or tuples of them)."""
 
@@ -84,20 +84,22 @@ class Interpreter:
         self.pages = list(range(-(-self.max_tokens // PAGE_TOKENS)))
         self.memory = Memory.allocate(layout, pages=len(self.pages), slots=1, dtype=torch.float64, poison=True)
 
-    @torch.no_grad()
     def run(self, ids: list[int], observe: Observe) -> tuple[Any, ...]:
         """What the program gives (logits [T, vocab]) for the sequence's next `ids`."""
-        batch = Batch.pack(
+        self.observe = observe
+        return self._block(self.program.model, (self.begin(ids).token_ids,), None)
+
+    def begin(self, ids: list[int]) -> Batch:
+        """Make the sequence's next `ids` the step that operators are computed for."""
+        self.batch = Batch.pack(
             [ids],
             context_lens=[self.done],
             slots=[0],
             pages=[self.pages],
             phase="decode" if len(ids) == 1 else "prefill",
         )
-        self.batch, self.observe = batch, observe
-        gives = self._block(self.program.model, (batch.token_ids,), None)
         self.done += len(ids)
-        return gives
+        return self.batch
 
     def _block(self, block: ParsedBlock, arguments: tuple[Any, ...], layer: Layer | None) -> tuple[Any, ...]:
         values = dict(zip(block.takes, arguments, strict=True))
@@ -117,9 +119,11 @@ class Interpreter:
         if target in self.program.blocks:
             return self._block(self.program.blocks[target], arguments, layer)
         use = (layer.operators if layer is not None else self.program.outer)[target]
-        return self.observe(OperatorCall(use, step.method, arguments, self._compute(use, step.method, arguments)))
+        return self.observe(OperatorCall(use, step.method, arguments, self.compute(use, step.method, arguments)))
 
-    def _compute(self, use: OperatorUse, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    @torch.no_grad()
+    def compute(self, use: OperatorUse, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One operator on these inputs, with its state. Raises OperatorFailure when it refuses them."""
         kind = get_kind(use.kind)
         attributes = self.attributes[use.path]
         owned = self.weights[use.path]

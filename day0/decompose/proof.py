@@ -42,7 +42,7 @@ class Probe:
         return match, arrange(index[match.location], match.axes).reshape(output.shape).contiguous()
 
 
-@dataclass
+@dataclass(eq=False)
 class Found:
     """What became of one operator call in one probe."""
 
@@ -58,11 +58,12 @@ class Found:
         return self.call.use.name
 
     def confirm(self, by: "Found") -> None:
-        """Equal outputs here prove every unfound value that went in."""
+        """Equal outputs here prove every unfound value that went in; an equal choice does not: it may be so by luck."""
         if self.confirmed_by is None:
             self.confirmed_by = by
-            for parent in self.parents:
-                parent.confirm(by)
+            if any(t.is_floating_point() for output in self.call.outputs for t in tensors_of(output)):
+                for parent in self.parents:
+                    parent.confirm(by)
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,6 @@ class Proof:
     probes: tuple[str, ...] = ()
     detail: str = ""
     contradiction: str = ""
-
-
-class Enough(Exception):
-    """The calls of interest are done."""
 
 
 def index_trace(trace: Trace) -> tuple[TensorIndex, ...]:
@@ -109,12 +106,11 @@ def search(
     tolerance: float,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     forced: Iterable[tuple[str, str]] = (),
-    last_layer: int | None = None,
 ) -> list[Found]:
     """Run the program on the probes' tokens and look for each operator's outputs in the reference's trace.
 
     `changes` replaces attributes by operator name. The outputs of the calls in `forced` (path, method), where they are
-    not found, are replaced by the recorded tensors nearest to them. `last_layer` stops each probe after that layer.
+    not found, are replaced by the recorded tensors nearest to them.
     """
     interpreter = Interpreter(program, weights, changes or {}, max_tokens=sum(len(p.ids) for p in probes))
     forced = frozenset(forced)
@@ -126,8 +122,6 @@ def search(
         def observe(
             call: OperatorCall, number: int = number, probe: Probe = probe, unfound: dict[int, Found] = unfound
         ) -> tuple[Any, ...]:
-            if last_layer is not None and (call.use.layer or 0) > last_layer:
-                raise Enough
             matches = [[probe.find(t, tolerance) for t in tensors_of(output)] for output in call.outputs]
             record = Found(call, number, [m for of_output in matches for m in of_output])
             record.parents = [unfound[id(i)] for i in call.inputs if id(i) in unfound]
@@ -145,8 +139,6 @@ def search(
 
         try:
             interpreter.run(list(probe.ids), observe)
-        except Enough:
-            interpreter.done += len(probe.ids)
         except OperatorFailure as error:
             record = Found(error.call, number, [], failure=error.reason)
             record.parents = [unfound[id(i)] for i in error.call.inputs if id(i) in unfound]
