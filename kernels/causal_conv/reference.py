@@ -33,4 +33,4 @@ def causal_conv(
             total = total + taps[:, j] * inputs[j * a.dilation : j * a.dilation + length]
         y[start:end] = activation(a.activation, total)
         window[slot] = inputs[length:].mT
-    return torch.split(y, list(a.split), dim=-1) if a.split else y
+    return torch.split(y, list(a.split), dim=1) if a.split else y

@@ -241,7 +241,7 @@ def test_ports_must_fit_the_attributes(implementation):
 
 def test_cost():
     a = KIND.parse(SIZES | dict(delta_rule=True, decay="per_channel", beta="sigmoid", skip=True))
-    work = Work("decode", tokens=5, sequences=3, context=10, activation_bytes=2, weight_bytes=2)
+    work = Work("decode", tokens=5, sequences=3, context=1, activation_bytes=2, weight_bytes=2)
     state = 3 * 4 * 3 * 2 * 4
     ports = 6 + 6 + 8 + 12 + 4
     weights = (4 + 12 + 4) * 4
