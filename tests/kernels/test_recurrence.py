@@ -299,8 +299,15 @@ def test_parse_refusals(change, message):
         KIND.parse(SIZES | dict(delta_rule=True, decay="per_head") | change)
 
 
-def test_alternatives_parse_and_keep_the_weights():
+def test_one_head_is_enough():
+    assert KIND.parse(SIZES | dict(key_heads=1, value_heads=1, delta_rule=True, decay="per_channel")).decay_width == 3
+
+
+def test_alternatives_hold_the_values_of_known_families_and_keep_the_weights():
     base = SIZES | dict(delta_rule=True, decay="per_channel", beta="sigmoid")
+    known = dict(delta_rule={False, True}, beta_scale={1.0, 2.0}, qk_norm_eps={1e-5, 1e-6}, scale={None, 1.0})
+    for name, values in known.items():
+        assert values <= set(KIND.attributes.alternatives()[name])
     for name, values in KIND.attributes.alternatives().items():
         for value in values:
             assert KIND.weights(KIND.parse(base | {name: value})) == KIND.weights(KIND.parse(base))
