@@ -63,9 +63,8 @@ def ngram_rows(a: NgramEmbeddingAttributes, batch: Batch, context: Tensor) -> Te
         earlier = tokens[reach - 1 : reach - 1 + length]
         parts = []
         for back, (size, offset) in enumerate(zip(sizes.split(a.heads_per_ngram), offsets, strict=True), start=1):
-            if back > 1:
-                here = tokens[reach - back : reach - back + length]
-                earlier = torch.where(earlier == a.eos_id, a.eos_id, here)
+            here = tokens[reach - back : reach - back + length]
+            earlier = torch.where(earlier == a.eos_id, a.eos_id, here)
             mixed = mixed ^ (earlier * factors[back])
             parts.append(mixed.unsqueeze(-1) % size + offset)
         rows[start:end] = torch.cat(parts, dim=-1)
