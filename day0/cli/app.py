@@ -1,10 +1,11 @@
 """The console script `day0`: its commands, and how errors end it."""
 
+import os
 import sys
 import traceback
 
 import typer
-from typer.exceptions import Abort, Exit, TyperException
+from typer.exceptions import Abort, TyperException
 
 from day0 import __version__
 from day0.cli import (
@@ -25,6 +26,7 @@ from day0.cli import (
 from day0.cli.output import error_lines
 from day0.errors import Day0Error
 
+HOLDS = 0
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
 
@@ -69,20 +71,22 @@ app.command("schema")(schema.schema)
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(invoke(sys.argv[1:]))
+    code = invoke(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+    sys.exit(code)
 
 
 def invoke(arguments: list[str]) -> int:
-    """Run one command line and return its exit code. Nothing but KeyboardInterrupt of a second Ctrl-C escapes."""
+    """Run one command line and return its exit code."""
     common.debugging = "--debug" in arguments
     try:
-        app(args=common.expand_trust(arguments), prog_name="day0", standalone_mode=False)
-        return 0
-    except Exit as ended:
-        return ended.exit_code
-    except (Abort, KeyboardInterrupt):
-        error_lines("interrupted", "run the same command again: it resumes where it stopped")
-        return INTERRUPTED
+        # typer returns the code of an Exit, and Exit(130) for Ctrl-C; commands themselves return None.
+        code = app(args=common.expand_trust(arguments), prog_name="day0", standalone_mode=False) or HOLDS
+    except Abort:
+        code = INTERRUPTED
     except Day0Error as error:
         _show(error.message, error.hint)
         return error.exit_code
@@ -90,13 +94,20 @@ def invoke(arguments: list[str]) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "day0")
         _show(error.format_message(), f"see `{command} --help`")
         return COULD_NOT_RUN
-    except BrokenPipeError:
-        # The reader of our stdout went away (`day0 kernels | head`); stdout must not be flushed again.
-        sys.stdout = None
-        return 0
+    except common.ReaderGone:
+        _forget_stdout()
+        return COULD_NOT_RUN
     except Exception as error:  # a fault of day0 itself: still two lines
         _show(f"{type(error).__name__}: {error}", "this is a fault in day0: run again with --debug and report it")
         return COULD_NOT_RUN
+    if code == INTERRUPTED:
+        error_lines("interrupted", "run the same command again: it resumes where it stopped")
+    return int(code)
+
+
+def _forget_stdout() -> None:
+    """After its reader went away (`day0 kernels | head`): what is still buffered goes nowhere, without a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show(what: str, what_to_do: str) -> None:

@@ -40,6 +40,10 @@ Trust = Annotated[
 debugging = False
 
 
+class ReaderGone(Exception):
+    """Whoever read our stdout went away before the end."""
+
+
 def expand_trust(arguments: list[str]) -> list[str]:
     """`--trust-remote-code` alone means sandboxed: typer has no options whose value may be left out."""
     return [f"{TRUST}=sandboxed" if argument == TRUST else argument for argument in arguments]
@@ -57,7 +61,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapper(*, as_json: bool, quiet: bool, verbose: bool, debug: bool, **arguments: Any) -> None:
-        function(out=Output(as_json=as_json, quiet=quiet, verbose=verbose), **arguments)
+        try:
+            function(out=Output(as_json=as_json, quiet=quiet, verbose=verbose), **arguments)
+        except BrokenPipeError as error:
+            raise ReaderGone from error  # typer would end the process with 1, which says that a gate does not hold
 
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name != "out"]
