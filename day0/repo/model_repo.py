@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ TOKENIZER_FILES = (
     TOKENIZER_CONFIG,
     "vocab.json",
 )
+_SAMPLED_BLOCKS = 64  # of each weight file, for the hash
+_SAMPLED_BYTES = 4096
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -176,7 +178,10 @@ class ModelRepo:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) of what the repo says about the model: config, tokenizer, code and headers, never weights."""
+        """SHA-256 (hex) that tells models apart: config, tokenizer, code, headers, and which weights these are.
+
+        Weights are never read whole: a hub repo's commit names them, a folder's are sampled (see `_sample`).
+        """
         digest = hashlib.sha256()
         optional = {GENERATION_CONFIG, CHAT_TEMPLATE, *self.tokenizer_files, *self.python_files}
         for path in sorted({CONFIG, *(optional & self.file_names)}):
@@ -185,7 +190,22 @@ class ModelRepo:
         for tensor in self.tensors.values():
             row = [tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.start, tensor.end]
             digest.update(json.dumps(row).encode())
+        if self.revision is not None:
+            digest.update(self.revision.encode())
+        elif not self.headers_only:
+            for path in self.weight_files:
+                self._sample(path, digest.update)
         return digest.hexdigest()
+
+    def _sample(self, path: str, update: Callable[[bytes], None]) -> None:
+        """Feeds blocks spread evenly over a weight file's data: other weights of the same shapes differ in them."""
+        tensors = [t for t in self.tensors.values() if t.file == path]
+        if not tensors:
+            return
+        first, last = min(t.start for t in tensors), max(t.end for t in tensors)
+        step = max(1, (last - first) // _SAMPLED_BLOCKS)
+        for start in range(first, last, step):
+            update(bytes(self.files.read_range(path, start, min(start + _SAMPLED_BYTES, last))))
 
     def read_text(self, path: str) -> str:
         """Text of a small UTF-8 file of the repo."""

@@ -303,7 +303,6 @@ def test_hash_depends_on_content_alone(sharded: Path) -> None:
     index = json.loads((copy / "model.safetensors.index.json").read_text())
     write_index(copy, dict(reversed(index["weight_map"].items())))
     (copy / "README.md").write_text("words")
-    write_random(copy / "model-2.safetensors", {"c": ("I64", (5,))}, seed=9)  # other weights under the same header
     assert ModelRepo.open(copy).hash == first
     assert len(first) == 64
 
@@ -314,12 +313,13 @@ def test_hash_depends_on_content_alone(sharded: Path) -> None:
         lambda folder: write_config(folder, CONFIG | {"hidden_size": 9}),
         lambda folder: write_random(folder / "model-1.safetensors", {"a": ("F32", (3, 2)), "b": ("BF16", (4,))}),
         lambda folder: write_random(folder / "model-2.safetensors", {"c": ("U64", (5,))}),
+        lambda folder: write_random(folder / "model-2.safetensors", {"c": ("I64", (5,))}, seed=9),
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         lambda folder: (folder / "chat_template.jinja").write_text("x"),
         lambda folder: (folder / "generation_config.json").write_text("{}"),
         lambda folder: (folder / "modeling_toy.py").write_text("pass"),
     ],
-    ids=["config", "shape", "dtype", "tokenizer", "template", "generation config", "code"],
+    ids=["config", "shape", "dtype", "weights", "tokenizer", "template", "generation config", "code"],
 )
 def test_hash_changes_with_what_it_covers(sharded: Path, change) -> None:
     before = ModelRepo.open(sharded).hash
@@ -361,3 +361,14 @@ def test_an_invalid_auto_map(folder: Path, auto_map: object) -> None:
     write_config(folder, CONFIG | {"auto_map": auto_map})
     with pytest.raises(Day0Error, match="auto_map is not an object of strings"):
         _ = ModelRepo.open(folder).auto_map
+
+
+def test_the_hash_tells_weights_of_the_same_shapes_apart(tmp_path):
+    first, same, other = (tmp_path / name for name in ("first", "same", "other"))
+    weights = torch.randn(300, 70, generator=torch.Generator().manual_seed(1))
+    for folder, tensor in ((first, weights), (same, weights), (other, weights + 1e-3)):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        save_file({"w": tensor}, folder / "model.safetensors")
+    assert ModelRepo.open(first).hash == ModelRepo.open(same).hash
+    assert ModelRepo.open(first).hash != ModelRepo.open(other).hash
