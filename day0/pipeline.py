@@ -161,13 +161,15 @@ class Line:
         return PackageFolder(folder, lines, tuple(manifest["labels"]))
 
     def _run(self, stage: Stage) -> str:
-        run: dict[Stage, Callable[[], str]] = {
-            "decompose": self._decompose,
-            "map": self._map,
-            "generate": self._generate,
-            "align": self._align,
-        }
-        return run[stage]()
+        match stage:
+            case "decompose":
+                return self._decompose()
+            case "map":
+                return self._map()
+            case "generate":
+                return self._generate()
+            case "align":
+                return self._align()
 
     def _flags(self, stage: Stage) -> dict[str, Any]:
         """The options that a stage depends on, those at their defaults left out."""

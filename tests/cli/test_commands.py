@@ -1,0 +1,218 @@
+"""Commands on a workspace whose inventory is declared, so that no reference has to run."""
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from day0.kernels.registry import get_kind, kind_names
+from day0.pipeline import RunOptions, open_line
+from tests.check.alignments import alignment, row
+from tests.cli.run_day0 import day0
+from tests.mapping.inventories import inventory_of_config
+
+
+@pytest.fixture
+def line(tmp_path, monkeypatch):
+    """The demo's line in ./demo.day0, decomposed."""
+    monkeypatch.chdir(tmp_path)
+    made = open_line("demo", RunOptions())
+    made.workspace.claim()
+    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
+    held.model_copy(update={"produced_by": made.expected("decompose"), "model": "demo"}).write(made.workspace.folder)
+    return made
+
+
+@pytest.fixture
+def aligned(line, capsys):
+    """The same with a package, and an alignment written by hand."""
+    assert day0(capsys, "map", "demo").code == 0
+    assert day0(capsys, "generate", "demo").code == 0
+
+    def write(*rows, **fields):
+        made = alignment(*rows, **fields).model_copy(update={"produced_by": line.expected("align")})
+        made.write(line.workspace.folder)
+
+    return write
+
+
+def test_kernels_lists_every_kind(capsys):
+    rows = day0(capsys, "kernels", "--json").json
+    assert [r["kind"] for r in rows] == list(kind_names())
+    assert all("torch" in r["implementations"] for r in rows)
+    table = day0(capsys, "kernels").out
+    assert all(name in table for name in kind_names())
+    assert day0(capsys, "kernels", "-q").out.split() == list(kind_names())
+
+
+def test_kernels_show_names_attributes_and_clauses(capsys):
+    shown = day0(capsys, "kernels", "show", "norm", "--json").json
+    assert {a["attribute"] for a in shown["attributes"]} == set(get_kind("norm").attributes.model_fields)
+    assert {"implementation": "torch", "clause": "eps", "allowed": "0.0 <= value"}.items() <= shown["clauses"][
+        1
+    ].items()
+    assert "an unknown" not in day0(capsys, "kernels", "show", "norm").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("kernels", "show", "nrom"), "did you mean norm?"),
+        (("schema", "inventroy"), "did you mean inventory?"),
+        (("map", "demo", "--device", "h20"), "did you mean h200?"),
+        (("recipes", "show", "nothing"), "shipped recipes:"),
+    ],
+)
+def test_unknown_names_get_the_known_ones(line, capsys, arguments, hint):
+    ran = day0(capsys, *arguments)
+    assert ran.code == 2 and hint in ran.err and len(ran.err.splitlines()) == 2
+
+
+def test_recipes(capsys):
+    rows = day0(capsys, "recipes", "--json").json
+    assert rows and all(r["model_types"] for r in rows)
+    name = rows[0]["recipe"]
+    text = day0(capsys, "recipes", "show", name).out
+    schema = day0(capsys, "recipes", "schema").json
+    jsonschema.validate(yaml.safe_load(text), schema)
+    assert day0(capsys, "recipes", "show", name, "--json").json["recipe"] == name
+
+
+def test_schemas_fit_what_is_written(line, capsys):
+    names = [r["schema"] for r in day0(capsys, "schema", "--json").json]
+    assert {"inventory", "plan", "alignment", "baseline", "recipe", "device"} == set(names)
+    for name in names:
+        jsonschema.Draft202012Validator.check_schema(day0(capsys, "schema", name).json)
+    inventory = json.loads((line.workspace.folder / "inventory.json").read_text())
+    jsonschema.validate(inventory, day0(capsys, "schema", "inventory").json)
+
+
+def test_map_writes_the_plan_and_shows_it(line, capsys):
+    ran = day0(capsys, "map", "demo", "--device", "h200")
+    assert ran.code == 0 and "tier B" in ran.out and "longest context: 4096 tokens" in ran.out
+    assert "warning:" in ran.err and "no fused kernel for this kind yet" in ran.err
+    plan = yaml.safe_load((line.workspace.folder / "plan.yaml").read_text())
+    assert plan["device"]["device"] == "h200" and plan["dtype"] == "bfloat16"
+    jsonschema.validate(plan, day0(capsys, "schema", "plan").json)
+    document = day0(capsys, "map", "demo", "--device", "h200", "--json").json
+    assert document == plan
+
+
+def test_map_without_an_inventory_says_what_comes_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ran = day0(capsys, "map", "demo")
+    assert ran.code == 2 and "inventory.json does not exist" in ran.err
+
+
+def test_the_workspace_stands_in_for_the_model(line, capsys):
+    assert day0(capsys, "map").code == 0
+    assert day0(capsys, "map", "-w", "demo.day0", "-q").out == "demo.day0/plan.yaml\n"
+    elsewhere = day0(capsys, "map", "-w", "nowhere.day0")
+    assert elsewhere.code == 2 and "nowhere.day0 is no workspace" in elsewhere.err
+
+
+def test_status_says_what_is_stale_and_why(line, capsys):
+    day0(capsys, "map", "demo")
+    stages = {s["stage"]: s for s in day0(capsys, "status", "--json").json["stages"]}
+    assert [s["state"] for s in stages.values()] == ["fresh", "fresh", "missing", "missing"]
+    path = line.workspace.folder / "inventory.json"
+    path.write_text(path.read_text() + "\n")
+    stages = {s["stage"]: s for s in day0(capsys, "status", "demo", "--json").json["stages"]}
+    assert (stages["map"]["state"], stages["map"]["why"]) == ("stale", "inventory.json changed")
+    assert day0(capsys, "status", "-q").out == "map\n"
+    assert "inventory.json changed" in day0(capsys, "status").out
+
+
+def test_dry_run_runs_nothing(line, capsys):
+    day0(capsys, "map", "demo")
+    before = sorted(p.name for p in line.workspace.folder.iterdir())
+    steps = day0(capsys, "run", "demo", "--dry-run", "--json").json["stages"]
+    assert [(s["stage"], s["would"]) for s in steps] == [
+        ("decompose", "reuse"),
+        ("map", "reuse"),
+        ("generate", "run"),
+        ("align", "run"),
+    ]
+    steps = day0(capsys, "run", "demo", "--dry-run", "--from", "map", "--json").json["stages"]
+    assert [(s["would"], s["why"]) for s in steps[:2]] == [("reuse", "its inputs are unchanged"), ("run", "asked for")]
+    steps = day0(capsys, "run", "demo", "--dry-run", "--device", "h200", "--json").json["stages"]
+    assert steps[1]["would"] == "run" and steps[1]["why"] == "other options: device"
+    assert sorted(p.name for p in line.workspace.folder.iterdir()) == before
+
+
+def test_generate_lists_its_files_and_keeps_edits(line, capsys):
+    day0(capsys, "map", "demo")
+    written = day0(capsys, "generate", "demo", "--layers", "2", "--dummy-weights", "--json")
+    assert written.code == 0 and "model.py" in written.json["files"]
+    assert written.json["labels"] == ["random weights", "2 of 8 layers"]
+    assert "warning: this package has random weights" in written.err
+    model = line.workspace.folder / "package" / "model.py"
+    model.write_text(model.read_text() + "# mine\n")
+    refused = day0(capsys, "generate", "demo")
+    assert refused.code == 2 and "was edited" in refused.err and model.read_text().endswith("# mine\n")
+    assert day0(capsys, "generate", "demo", "--force").code == 0
+    assert not model.read_text().endswith("# mine\n")
+
+
+def test_sample_continues_a_prompt(line, capsys):
+    day0(capsys, "map", "demo")
+    day0(capsys, "generate", "demo")
+    sampled = day0(capsys, "sample", "demo", "--prompt-ids", "5,6,7", "--max-tokens", "3", "--json").json
+    assert sampled["prompt_ids"] == [5, 6, 7] and sampled["dtype"] == "float32"
+    assert 1 <= len(sampled["tokens"]) <= 3 and all(t["logprob"] <= 0 for t in sampled["tokens"])
+    again = day0(capsys, "sample", "demo", "--prompt-ids", "5,6,7", "--max-tokens", "3")
+    assert again.out == sampled["text"] + "\n"
+    assert day0(capsys, "sample", "--prompt-ids", "1,x").code == 2
+    outside = day0(capsys, "sample", "--prompt-ids", "99999999")
+    assert outside.code == 2 and "outside the vocabulary" in outside.err
+
+
+def test_check_stores_then_holds_then_fails(aligned, line, capsys, tmp_path, monkeypatch):
+    aligned(row(1e-13))
+    before = day0(capsys, "check", "demo")
+    assert before.code == 2 and "day0 check --store" in before.err
+    assert day0(capsys, "check", "demo", "--store").out == "demo.day0/baseline.json\n"
+    assert day0(capsys, "check", "demo").code == 0
+
+    aligned(row(9e-13))
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    ran = day0(capsys, "check", "demo", "--json", "--junit", tmp_path / "c.xml", "--markdown", tmp_path / "c.md")
+    assert ran.code == 1 and ran.json["verdict"] == "does not hold"
+    assert [f["figure"] for f in ran.json["figures"] if f["verdict"] != "holds"] == ["exactness/propagated/attention.y"]
+    assert 'failures="1"' in (tmp_path / "c.xml").read_text()
+    assert summary.read_text() == (tmp_path / "c.md").read_text() and "does not hold" in summary.read_text()
+
+
+def test_check_of_a_stale_alignment_is_inconclusive(aligned, line, capsys):
+    aligned(row(1e-13))
+    assert day0(capsys, "check", "--store").code == 0
+    model = line.workspace.folder / "package" / "model.py"
+    model.write_text(model.read_text() + "# mine\n")
+    ran = day0(capsys, "check")
+    assert ran.code == 3 and "package/model.py changed" in ran.out
+    assert day0(capsys, "check", "--store").code == 2
+
+
+def test_doctor_names_everything(capsys):
+    ran = day0(capsys, "doctor", "--json")
+    rows = {r["what"]: r for r in ran.json}
+    assert ran.code == 0
+    assert rows["torch"]["ok"] and rows["torch"]["needed"] and rows["transformers"]["ok"]
+    assert {"sandbox: filesystem", "sandbox: network", "CPU memory", "disk here"} <= set(rows)
+    assert all(r["ok"] or r["get_it"] for r in rows.values())
+
+
+def test_doctor_fails_where_day0_cannot_run(capsys, monkeypatch):
+    from day0.artifacts import provenance
+
+    monkeypatch.setattr(provenance, "package_versions", lambda: {"triton": "3"})
+    ran = day0(capsys, "doctor", "--json")
+    rows = {r["what"]: r for r in ran.json}
+    assert ran.code == 2 and not rows["torch"]["ok"] and rows["torch"]["get_it"] == "pip install torch"
+
+
+def test_another_models_workspace_is_refused(line, capsys, tiny_repo):
+    ran = day0(capsys, "decompose", tiny_repo("glm5_next"), "-w", "demo.day0")
+    assert ran.code == 2 and "workspace of another model: demo" in ran.err
