@@ -38,15 +38,8 @@ def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) ->
 
     Raises KeyError on a missing tensor and ValueError when the shapes do not fit the operation.
     """
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items() if name in _names(source)}
     try:
-        return tuple(build(source, tensors.__getitem__).shape)
+        return tuple(build(source, lambda name: torch.empty(shapes[name], device="meta")).shape)
     except (RuntimeError, IndexError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
 
-
-def _names(source: Any) -> set[str]:
-    if isinstance(source, str):
-        return {source}
-    inner = next(v for k, v in source.items() if k in ("concat", "stack", "split", "groups", "transpose", "reshape"))
-    return set().union(*(_names(part) for part in inner)) if isinstance(inner, list | tuple) else _names(inner)

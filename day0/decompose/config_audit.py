@@ -1,0 +1,149 @@
+"""What became of every key of config.json: consumed, ignored (with the reason), or contradicted."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from day0.artifacts.inventory import ConfigKey
+from day0.language.program import Program
+from day0.language.recipe import text_config
+from day0.reference.config_watch import ConfigReads
+
+# Keys that say what the file is, not what the model computes.
+DESCRIPTIVE = {
+    "_name_or_path": "a name",
+    "architectures": "names the reference's class",
+    "auto_map": "names the repo's own code",
+    "dtype": "the checkpoint's tensors say their own dtype",
+    "model_type": "chooses the recipe",
+    "torch_dtype": "the checkpoint's tensors say their own dtype",
+    "transformers_version": "which version wrote the file",
+}
+NEVER_READ = "the reference never reads it"
+OTHER_PART = "belongs to another part of the model than its text model"
+
+
+def audit_config(
+    raw: Mapping[str, Any],
+    program: Program | None,
+    *,
+    resolved: Any = None,
+    reads: ConfigReads | None = None,
+    mismatches: Mapping[int, str] | None = None,
+) -> tuple[list[ConfigKey], list[str]]:
+    """The audit of each key, nested ones dotted ("text_config.rope_parameters.rope_theta"), and warnings.
+
+    `resolved`: the reference's config object; `reads`: what the running reference read of it, when it ran.
+    `mismatches`: an extent that the recipe expects of a tensor -> what the checkpoint has instead.
+    """
+    recipe = program.recipe if program is not None else None
+    text = text_config(recipe, dict(raw)) if recipe is not None else _text_part(raw, resolved)
+    inside = next((k for k, v in raw.items() if v is text), "")
+    auditor = _Auditor(program, resolved, reads, mismatches or {})
+    keys = [auditor.outer(k, v) for k, v in raw.items() if k != inside] if inside else []
+    keys += [auditor.text(key, value, f"{inside}.{key}" if inside else key) for key, value in _flat(text)]
+    keys += auditor.defaults()
+    return keys, auditor.warnings
+
+
+class _Auditor:
+    def __init__(
+        self, program: Program | None, resolved: Any, reads: ConfigReads | None, mismatches: Mapping[int, str]
+    ) -> None:
+        self.program = program
+        self.mismatches = mismatches
+        self.whole = resolved
+        self.part = resolved.get_text_config() if resolved is not None else None
+        self.whole_reads = reads.of(resolved) if reads is not None and resolved is not None else None
+        self.part_reads = reads.of(self.part) if reads is not None and resolved is not None else None
+        self.aliases = dict(getattr(type(self.part), "attribute_map", None) or {}) if resolved is not None else {}
+        self.warnings: list[str] = []
+
+    def text(self, key: str, value: Any, shown: str) -> ConfigKey:
+        """A key of the text model."""
+        recipe_reads = self.program.reads if self.program is not None else {}
+        by_recipe = any(read == key or key.startswith(f"{read}.") for read in recipe_reads)
+        top = key.partition(".")[0]
+        by_reference = self.part_reads is not None and self.aliases.get(top, top) in self.part_reads
+        read_by = tuple(who for who, does in (("recipe", by_recipe), ("reference", by_reference)) if does)
+        contradiction = self._contradiction(key, value) if by_recipe else ""
+        if contradiction:
+            self.warnings.append(f"config key {shown}: {contradiction}")
+            return ConfigKey(key=shown, value=value, audit="contradicted", read_by=read_by, detail=contradiction)
+        if by_recipe:
+            return ConfigKey(key=shown, value=value, audit="consumed", read_by=read_by)
+        reason = self._ignored(top)
+        if reason:
+            return ConfigKey(key=shown, value=value, audit="ignored", read_by=read_by, detail=reason)
+        if by_reference:
+            detail = "" if self.program is None else "the recipe does not read it"
+            if detail:
+                self.warnings.append(f"config key {shown}: the reference reads it, the recipe does not")
+            return ConfigKey(key=shown, value=value, audit="consumed", read_by=read_by, detail=detail)
+        detail = NEVER_READ if self.part_reads is not None else "the recipe does not read it"
+        self.warnings.append(f"config key {shown} is ignored: {detail}")
+        return ConfigKey(key=shown, value=value, audit="ignored", detail=detail)
+
+    def outer(self, key: str, value: Any) -> ConfigKey:
+        """A key beside the text model, in a wrapper of several modalities."""
+        reason = self._ignored(key)
+        if isinstance(value, Mapping):
+            return ConfigKey(key=key, value=None, audit="ignored", detail=reason or OTHER_PART)
+        if reason:
+            return ConfigKey(key=key, value=value, audit="ignored", detail=reason)
+        if self.whole_reads is not None and key in self.whole_reads:
+            return ConfigKey(key=key, value=value, audit="consumed", read_by=("reference",), detail=OTHER_PART)
+        detail = NEVER_READ if self.whole_reads is not None else OTHER_PART
+        return ConfigKey(key=key, value=value, audit="ignored", detail=detail)
+
+    def defaults(self) -> list[ConfigKey]:
+        """Keys that config.json leaves out and the recipe takes from its defaults."""
+        keys = []
+        for key in sorted(self.program.defaulted) if self.program is not None else ():
+            assert self.program is not None
+            value = self.program.recipe.match.defaults[key]
+            contradiction = self._contradiction(key, value)
+            if contradiction:
+                self.warnings.append(f"config key {key} (absent): {contradiction}")
+            keys.append(
+                ConfigKey(
+                    key=key,
+                    value=value,
+                    audit="contradicted" if contradiction else "consumed",
+                    read_by=("recipe",),
+                    detail=contradiction or "absent: the recipe's default",
+                )
+            )
+        return keys
+
+    def _ignored(self, key: str) -> str:
+        ignored = self.program.recipe.match.ignored if self.program is not None else {}
+        return ignored.get(key) or DESCRIPTIVE.get(key, "")
+
+    def _contradiction(self, key: str, value: Any) -> str:
+        """What the reference's config, or a tensor, says against the value that the recipe took."""
+        if isinstance(value, int) and not isinstance(value, bool) and value in self.mismatches:
+            return f"{value} does not fit the checkpoint: {self.mismatches[value]}"
+        used: Any = self.part
+        for name in key.split("."):
+            used = used.get(name, value) if isinstance(used, Mapping) else getattr(used, name, value)
+        comparable = isinstance(value, int | float | bool) and isinstance(used, int | float | bool)
+        if self.part is not None and comparable and used != value:
+            return f"the recipe takes {value!r}, the reference's config class makes it {used!r}"
+        return ""
+
+
+def _text_part(raw: Mapping[str, Any], resolved: Any) -> Mapping[str, Any]:
+    """The text model's part of a config that no recipe knows."""
+    if resolved is not None and resolved.get_text_config() is not resolved:
+        for name in resolved.sub_configs:
+            if getattr(resolved, name, None) is resolved.get_text_config() and isinstance(raw.get(name), Mapping):
+                return raw[name]  # type: ignore[no-any-return]
+    return raw
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,176 @@
+"""The stage: a model repo -> inventory.json."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from day0.artifacts.base import Provenance
+from day0.artifacts.inventory import ConfigKey, Inventory, Operator, Reference, TensorAudit
+from day0.decompose.behaviour import Behaviour, observe
+from day0.decompose.config_audit import audit_config
+from day0.decompose.dataflow import dataflow, fusion_candidates
+from day0.decompose.operators import DECODE, PREFILL, active_parameters, operator_records, weights_dtype
+from day0.decompose.structure import Structure, build_structure, read_source
+from day0.decompose.tensor_audit import TensorEvidence, audit_tensors
+from day0.decompose.unknown import functions_seen, operators_of_source, operators_of_structure
+from day0.errors import Day0Error
+from day0.language.program import apply_recipe
+from day0.language.recipe import Recipe, find_recipe, load_recipe
+from day0.reference.load import resolve_config
+from day0.repo.model_repo import ModelRepo
+from day0.repo.reference_source import ReferenceSource, find_reference_source
+
+
+@dataclass(frozen=True)
+class Options:
+    """`recipe`: a name or a file, instead of the one that matches. `trust`: how the repo's own code may run.
+
+    `require` "proved" does not hold where an operator is known from the recipe only. `trust_recipe` holds in spite of
+    contradictions by behaviour. `seed` makes the shrunk reference's weights and the probes' tokens.
+    """
+
+    recipe: str | None = None
+    trust: Literal["sandboxed", "unsandboxed"] | None = None
+    require: Literal["proved"] | None = None
+    trust_recipe: bool = False
+    seed: int = 0
+
+
+@dataclass
+class _Evidence:
+    """What the reference said: its config, structure and behaviour, as far as each could be had."""
+
+    config: Any = None
+    structure: Structure | None = None
+    behaviour: Behaviour | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory:
+    """Take the model apart. Reads config, headers and the reference; never a weight.
+
+    Raises Day0Error: no usable config, a recipe that does not fit it, a broken header.
+    """
+    recipe = load_recipe(options.recipe) if options.recipe else find_recipe(repo.config)
+    program = apply_recipe(recipe, repo.config, repo.tensors) if recipe is not None else None
+    source = find_reference_source(repo)
+    seen = _look(repo, source, recipe, options)
+    if program is not None:
+        tensors = audit_tensors(program, repo.tensors)
+    else:
+        tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)), {})
+    reads = seen.behaviour.reads if seen.behaviour is not None else None
+    keys, warnings = audit_config(
+        repo.config, program, resolved=seen.config, reads=reads, mismatches=tensors.mismatches
+    )
+    dtype = weights_dtype(repo.tensors.values(), repo.config)
+    proofs = seen.behaviour.proofs if seen.behaviour is not None else {}
+    if program is not None:
+        links = dataflow(program)
+        operators = operator_records(program, links, proofs, repo.tensors, dtype)
+        fusions = fusion_candidates(program, links)
+    else:
+        operators, fusions = _unknown_operators(repo, source, seen, dtype), []
+    counted = sum(o.parameters for o in operators)
+    warnings = [
+        *seen.warnings,
+        *warnings,
+        *_parameter_warnings(counted, seen.structure),
+        *_tensor_warnings(repo, tensors),
+    ]
+    contradictions = [o.evidence.contradiction for o in operators if o.evidence.contradiction]
+    return Inventory(
+        produced_by=produced_by,
+        model=repo.name,
+        source=repo.source,
+        model_hash=repo.hash,
+        recipe=recipe.recipe if recipe is not None else "",
+        reference=_reference(repo, source, seen),
+        config=program.config if program is not None else dict(repo.config),
+        layers=len(program.layers) if program is not None else _layers(seen),
+        schedule=tuple(layer.describe() for layer in program.layers) if program is not None else (),
+        parameters=seen.structure.parameters if seen.structure is not None else counted,
+        parameters_active=active_parameters(program) if program is not None else 0,
+        weights_dtype=dtype,
+        operators=tuple(operators),
+        config_audit=tuple(keys),
+        tensor_audit=tensors.audit,
+        fusions=tuple(fusions),
+        work={"prefill": PREFILL, "decode": DECODE},
+        warnings=tuple(warnings + contradictions),
+        holds=_holds(operators, keys, tensors.audit, options),
+    )
+
+
+def _look(repo: ModelRepo, source: ReferenceSource, recipe: Recipe | None, options: Options) -> _Evidence:
+    """Build and run the reference as far as it goes; what fails is a warning, since the rest still says something."""
+    seen = _Evidence()
+    try:
+        seen.config, _ = resolve_config(repo, trust_remote_code=options.trust is not None)
+    except Day0Error as error:
+        seen.warnings.append(f"the reference was not used: {error.message}")
+        return seen
+    try:
+        seen.structure = build_structure(seen.config)
+    except Day0Error as error:
+        seen.warnings.append(f"no structure: {error.message}")
+    try:
+        seen.behaviour = observe(seen.config, recipe, seed=options.seed)
+        seen.warnings += seen.behaviour.notes
+    except Day0Error as error:
+        seen.warnings.append(f"behaviour was not watched: {error.message}")
+    return seen
+
+
+def _unknown_operators(repo: ModelRepo, source: ReferenceSource, seen: _Evidence, dtype: str) -> list[Operator]:
+    seen.warnings.append("no recipe covers the model: its operators are work orders, not known computations")
+    if seen.structure is not None:
+        traces = seen.behaviour.traces if seen.behaviour is not None else ()
+        functions = functions_seen(traces)
+        if functions:
+            seen.warnings.append(f"functions of the reference to be explained: {'; '.join(functions[:40])}")
+        return operators_of_structure(seen.structure, dtype, traces)
+    return operators_of_source(read_source(source, repo))
+
+
+def _reference(repo: ModelRepo, source: ReferenceSource, seen: _Evidence) -> Reference:
+    name = seen.structure.class_name if seen.structure is not None else source.class_name
+    return Reference(
+        kind=source.kind,
+        class_name=name or "",
+        revision=repo.revision or "" if source.kind == "remote_code" else source.reason,
+        hash=source.revision_hash,
+    )
+
+
+def _layers(seen: _Evidence) -> int:
+    return int(getattr(seen.config.get_text_config(), "num_hidden_layers", 0)) if seen.config is not None else 0
+
+
+def _parameter_warnings(counted: int, structure: Structure | None) -> list[str]:
+    if structure is None or counted in (structure.parameters, structure.saved):
+        return []
+    return [
+        f"the operators' weights hold {counted} numbers, the reference {structure.parameters} parameters "
+        f"and {structure.saved} with its saved buffers"
+    ]
+
+
+def _tensor_warnings(repo: ModelRepo, tensors: TensorEvidence) -> list[str]:
+    audit = tensors.audit
+    if not repo.tensors:
+        return ["the repo has no weights: its tensors were not audited"]
+    warnings = [f"tensor {name} is in no operator" for name in audit.unclaimed[:20]]
+    if len(audit.unclaimed) > 20:
+        warnings.append(f"{len(audit.unclaimed) - 20} more tensors are in no operator")
+    warnings += [f"tensor {name} is missing from the checkpoint" for name in audit.missing[:20]]
+    return warnings + [f"tensor {text}" for text in audit.shape_mismatch[:20]]
+
+
+def _holds(operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options) -> bool:
+    if audit.missing or audit.shape_mismatch:
+        return False
+    if options.require == "proved" and any(o.evidence.established != "proved" for o in operators):
+        return False
+    contradicted = any(o.evidence.contradiction for o in operators) or any(k.audit == "contradicted" for k in keys)
+    return options.trust_recipe or not contradicted

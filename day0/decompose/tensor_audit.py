@@ -1,0 +1,63 @@
+"""What became of every tensor of the checkpoint, from its headers alone."""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from day0.artifacts.inventory import TensorAudit
+from day0.kernels.interface.weight_map import built_shape
+from day0.kernels.registry import get_kind
+from day0.language.program import Program
+from day0.language.weights import tensor_names
+from day0.repo.headers import TensorHeader
+
+
+@dataclass(frozen=True)
+class TensorEvidence:
+    """The audit, and for each extent that a tensor contradicts, what the checkpoint has instead."""
+
+    audit: TensorAudit
+    mismatches: dict[int, str]
+
+
+def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> TensorEvidence:
+    """Hold every operator's weights against the headers. A repo without weights gives an empty audit."""
+    if not tensors:
+        return TensorEvidence(TensorAudit(claimed=0), {})
+    claimed: set[str] = set()
+    missing: list[str] = []
+    mismatched: list[str] = []
+    extents: dict[int, str] = {}
+    for use in program.uses():
+        expected = get_kind(use.kind).weights(use.attributes)
+        for weight, source in use.weights.items():
+            names = list(tensor_names(source))
+            absent = [name for name in names if name not in tensors]
+            claimed.update(name for name in names if name in tensors)
+            missing += absent
+            if absent:
+                continue
+            wanted = expected[weight].shape
+            try:
+                shape = built_shape(source, {name: tensors[name].shape for name in names})
+            except ValueError as error:
+                mismatched.append(f"{names[0]} ({use.path}.{weight}): {error}")
+                continue
+            if shape != wanted:
+                mismatched.append(f"{names[0]} ({use.path}.{weight}): {list(shape)}, the recipe expects {list(wanted)}")
+                pairs = zip(wanted, shape, strict=False)
+                extents |= {w: f"{names[0]} has {s} there" for w, s in pairs if w != s}
+    rest = [name for name in tensors if name not in claimed]
+    left_out = {name: pattern for name in rest for pattern in program.left_out if fnmatch.fnmatchcase(name, pattern)}
+    used = set(left_out.values())
+    return TensorEvidence(
+        TensorAudit(
+            claimed=len(claimed),
+            left_out={pattern: reason for pattern, reason in program.left_out.items() if pattern in used},
+            left_out_count=len(left_out),
+            unclaimed=tuple(name for name in rest if name not in left_out),
+            missing=tuple(dict.fromkeys(missing)),
+            shape_mismatch=tuple(mismatched),
+        ),
+        extents,
+    )
