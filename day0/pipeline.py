@@ -181,6 +181,7 @@ class Line:
                 "trust": o.trust,
                 "require": o.require,
                 "trust_recipe": o.trust_recipe,
+                "seed": o.seed or None,
             },
             "map": {"dtype": o.dtype},
             "generate": {"layers": o.layers, "dummy_weights": o.dummy_weights},
@@ -196,6 +197,17 @@ class Line:
         """SHA-256 (hex) of the recipe that these options lead to; None where no recipe matches the model."""
         recipe = load_recipe(self.options.recipe) if self.options.recipe else find_recipe(self.repo.config)
         return hashlib.sha256(write_recipe(recipe).encode()).hexdigest() if recipe else None
+
+    def _decompose(self) -> str:
+        from day0 import decompose
+
+        o = self.options
+        options = decompose.Options(
+            recipe=o.recipe, trust=o.trust, require=o.require, trust_recipe=o.trust_recipe, seed=o.seed
+        )
+        inventory = decompose.run(self.repo, options, self.expected("decompose"))
+        inventory.write(self.workspace.folder)
+        return "holds" if inventory.holds else "does not hold"
 
     def _map(self) -> str:
         from day0 import mapping
