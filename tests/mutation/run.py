@@ -1,0 +1,94 @@
+"""Mutation runs: each target's sampled mutants against its tests, in processes forked from a warm one."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.evidence import child
+from tests.evidence.targets import Target, external_imports, module_name
+from tests.house.source_tree import ROOT
+from tests.mutation.mutant import install
+from tests.mutation.mutate import Mutation, mutations, sample
+
+SEED = 20250611
+SAMPLE = 60
+EQUIVALENT = Path(__file__).resolve().parent / "equivalent"
+
+
+def all_mutations(target: Target) -> list[Mutation]:
+    """Every mutation of a target's sources."""
+    return [m for file in target.sources for m in mutations(file, (ROOT / file).read_text(encoding="utf-8"))]
+
+
+def equivalent_file(target: Target) -> Path:
+    """The reviewed list of mutations that change nothing a caller could see."""
+    return EQUIVALENT / f"{target.name.replace('/', '_')}.yaml"
+
+
+def equivalent_mutations(target: Target) -> dict[Mutation, str]:
+    """The reviewed list as mutation -> reason. Raises ValueError on an entry without its five fields."""
+    path = equivalent_file(target)
+    found = {}
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or [] if path.is_file() else []:
+        if set(entry) - {"occurrence"} != {"file", "function", "before", "after", "reason"}:
+            raise ValueError(f"{path.name}: an entry has {sorted(entry)}")
+        reason = entry.pop("reason")
+        found[Mutation(**entry)] = reason
+    return found
+
+
+def warm_up(targets: Iterable[Target]) -> None:
+    """Import here what the tests import from outside this project, so that a forked process need not."""
+    for name in sorted(external_imports(test for target in targets for test in target.tests)):
+        import_module(name)
+
+
+def run_target(target: Target, *, count: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Results of one target. Raises RuntimeError when its tests do not pass without a mutation."""
+    generated = all_mutations(target)
+    drawn = sample(generated, count, SEED)
+    known = equivalent_mutations(target)
+    equivalent = [m for m in drawn if m in known]
+    tried = [m for m in drawn if m not in known]
+    base = _baseline(target)
+    # Room for a mutant that computes more; one that never ends costs no more than this.
+    cpu_s, wall_s = 10 + 5 * base, 60 + 50 * base
+    killed: list[Mutation] = []
+    survived: list[Mutation] = []
+    timeouts = 0
+    jobs = (
+        child.Job(m, target.tests, partial(install, module_name(m.file), ROOT / m.file, m), cpu_s, wall_s)
+        for m in tried
+    )
+    for outcome in child.run(jobs, workers):
+        if outcome.exit_code not in (0, 1, 2, None):
+            raise RuntimeError(f"pytest ended with {outcome.exit_code} on {outcome.key}")
+        (killed if outcome.exit_code != 0 else survived).append(outcome.key)
+        timeouts += outcome.exit_code is None
+        tell(f"{target.name}: {len(killed) + len(survived)} of {len(tried)}, {len(survived)} survived")
+    return {
+        "generated": len(generated),
+        "sampled": len(drawn),
+        "equivalent": len(equivalent),
+        "killed": len(killed),
+        "killed_by_time": timeouts,
+        "survived": sorted(str(m) for m in survived),
+        "rate": rate(len(killed), len(tried)),
+    }
+
+
+def rate(killed: int, tried: int) -> float:
+    """Share of the mutants that are not equivalent and were killed; 1 of none."""
+    return round(killed / tried, 4) if tried else 1.0
+
+
+def _baseline(target: Target) -> float:
+    """Processor seconds of the target's tests as they are."""
+    (outcome,) = child.run([child.Job(None, target.tests, lambda: None, 600, 1200)], 1)
+    if outcome.exit_code != 0:
+        raise RuntimeError(f"{target.name}: its tests do not pass as they are (pytest exit code {outcome.exit_code})")
+    return outcome.cpu_s
