@@ -73,7 +73,7 @@ def _small_reference(config: Any, seed: int) -> tuple[Any, Any, list[str], Confi
                 model = build_reference(small)
                 randomise(model, seed)
                 ReferenceRunner(model).forward(torch.arange(3), use_cache=True)
-            return small, model, [f"behaviour was watched on a shrunk model; {n}" for n in notes], reads
+            return small, model, [f"behaviour was watched on a small model: {'; '.join(notes)}"] if notes else [], reads
         except Day0Error as error:
             failure = error
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:

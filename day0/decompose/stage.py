@@ -72,12 +72,8 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     else:
         operators, fusions = _unknown_operators(repo, source, seen, dtype), []
     counted = sum(o.parameters for o in operators)
-    warnings = [
-        *seen.warnings,
-        *warnings,
-        *_parameter_warnings(counted, seen.structure),
-        *_tensor_warnings(repo, tensors),
-    ]
+    warnings = [*seen.warnings, *warnings, *_parameter_warnings(counted, seen.structure)]
+    warnings += _tensor_warnings(repo, tensors)
     contradictions = [o.evidence.contradiction for o in operators if o.evidence.contradiction]
     return Inventory(
         produced_by=produced_by,

@@ -45,7 +45,7 @@ def is_small(config: Any) -> bool:
 
 
 def shrink_config(config: Any, *, distinct: bool = True) -> tuple[Any, list[str]]:
-    """A small config object of the same class, and what was changed, one line per key ("text: hidden_size 4096 -> 128").
+    """A small config object of the same class, and what changed, one line per key ("text: hidden_size 4096 -> 128").
 
     A config that is small already keeps its sizes; only its budgets change. `distinct` gives keys of equal size
     different small sizes; without it equal sizes stay equal. Raises Day0Error when the class refuses the result.
@@ -88,7 +88,7 @@ def covering_layers(values: Mapping[str, Any]) -> int:
         numbers = [layer in ids or layer + 1 in ids for ids in chosen]
         described.append((*(str(v[layer]) for v in lists), *numbers, *(layer < first for first in firsts)))
     needed = max(described.index(kind) for kind in set(described)) + 1
-    return min(max(needed, 2, *periods), count, MAX_LAYERS)
+    return int(min(max(needed, 2, *periods), count, MAX_LAYERS))
 
 
 def _text(values: Mapping[str, Any], layers: int, distinct: bool) -> dict[str, Any]:
@@ -169,9 +169,9 @@ def _sizes(values: Mapping[str, Any], distinct: bool) -> dict[str, Any]:
 
 def _scale_sections(values: Mapping[str, Any], small: dict[str, Any]) -> dict[str, Any]:
     """Rotary sections count channels of a head: they shrink with it."""
-    old, new = values.get("head_dim"), small.get("head_dim")
+    old, new = values.get("head_dim") or 0, small.get("head_dim") or 0
     for holder in small.values():
-        for key, section in list(holder.items()) if isinstance(holder, dict) and old and new != old else []:
+        for key, section in list(holder.items()) if isinstance(holder, dict) and new != old else []:
             if str(key).endswith("section") and isinstance(section, list):
                 total = sum(section) * new // old
                 holder[key] = [total // len(section) + (i < total % len(section)) for i in range(len(section))]

@@ -48,7 +48,7 @@ def trace(model: nn.Module, call: Callable[[], Any], *, operations: bool = True)
 
     Functions are seen by a profile hook limited to the files that define the model's modules, modules by forward
     hooks (a decorated or replaced forward is seen as well), operations (`operations`) by a torch function mode. Values
-    are copied, so that later writes in place do not change them. One thread, not inside another profiler.
+    are copied, so that later writes in place do not change them. One thread; another Python profiler pauses meanwhile.
     """
     recorder = _Recorder(model, operations)
     with recorder:
@@ -99,11 +99,12 @@ class _Recorder(TorchFunctionMode):
             self.handles.append(module.register_forward_hook(self._leave_module))
         if self.operations:
             super().__enter__()  # type: ignore[no-untyped-call]
+        self.profiler = sys.getprofile()
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        sys.setprofile(None)
+        sys.setprofile(self.profiler)
         if self.operations:
             super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self.handles:
