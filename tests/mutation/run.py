@@ -1,6 +1,6 @@
 """Mutation runs: each target's sampled mutants against its tests, in processes forked from a warm one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,16 @@ from tests.mutation.mutate import Mutation, mutations, sample
 
 SEED = 20250611
 SAMPLE = 60
+LEAST = 0.95
+MACHINERY = ("tests/mutation/mutate.py", "tests/mutation/mutant.py", "tests/mutation/run.py", "tests/evidence/child.py")
 EQUIVALENT = Path(__file__).resolve().parent / "equivalent"
+
+
+def inputs(target: Target) -> list[str]:
+    """The files that a target's rate depends on."""
+    listed = equivalent_file(target)
+    reviewed = [listed.relative_to(ROOT).as_posix()] if listed.is_file() else []
+    return [*target.depends_on, *MACHINERY, *reviewed]
 
 
 def all_mutations(target: Target) -> list[Mutation]:
@@ -41,16 +50,14 @@ def equivalent_mutations(target: Target) -> dict[Mutation, str]:
     return found
 
 
-def warm_up(targets: Iterable[Target]) -> None:
-    """Import here what the tests import from outside this project, so that a forked process need not."""
-    for name in sorted(external_imports(test for target in targets for test in target.tests)):
-        import_module(name)
+def run_target(target: Target, *, count: int | None, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Results of one target over `count` sampled mutations (None: all).
 
-
-def run_target(target: Target, *, count: int, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Results of one target. Raises RuntimeError when its tests do not pass without a mutation."""
+    Raises RuntimeError when its tests do not pass without a mutation.
+    """
+    _warm_up(target)
     generated = all_mutations(target)
-    drawn = sample(generated, count, SEED)
+    drawn = generated if count is None else sample(generated, count, SEED)
     known = equivalent_mutations(target)
     equivalent = [m for m in drawn if m in known]
     tried = [m for m in drawn if m not in known]
@@ -84,6 +91,28 @@ def run_target(target: Target, *, count: int, workers: int, tell: Callable[[str]
 def rate(killed: int, tried: int) -> float:
     """Share of the mutants that are not equivalent and were killed; 1 of none."""
     return round(killed / tried, 4) if tried else 1.0
+
+
+def summarise(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Figures over all targets; `below` names those with a rate under the least."""
+    killed = sum(part["killed"] for part in parts.values())
+    tried = sum(part["sampled"] - part["equivalent"] for part in parts.values())
+    below = sorted(name for name, part in parts.items() if part["rate"] < LEAST)
+    return {
+        "killed": killed,
+        "tried": tried,
+        "rate": rate(killed, tried),
+        "least_rate": LEAST,
+        "below": below,
+        "seed": SEED,
+        "sample": SAMPLE,
+    }
+
+
+def _warm_up(target: Target) -> None:
+    """Import here what the tests import from outside this project, so that a forked process need not."""
+    for name in sorted(external_imports(target.tests)):
+        import_module(name)
 
 
 def _baseline(target: Target) -> float:
