@@ -18,9 +18,12 @@ def norm(
     """y = w * x / sqrt(mean(x^2) + eps), or its layer-norm form, per group of `dim` channels (arXiv 1910.07467).
 
     With a gate z: y * act(z) after the norm, or norm(x * act(z)) before it (Mamba-2's order, arXiv 2405.21060).
+    Raises ValueError when there is a gate and the attributes say none, or the other way round.
     """
+    if (gate is None) != (a.gate == "none"):
+        raise ValueError(f"gate: {a.gate} {'needs the port gate' if gate is None else 'takes no port gate'}")
     inner = upcast(x).unflatten(-1, (-1, a.groups, a.dim))
-    z = upcast(gate).unflatten(-1, (-1, a.groups, a.dim)) if a.gate != "none" and gate is not None else None
+    z = None if gate is None else upcast(gate).unflatten(-1, (-1, a.groups, a.dim))
     if z is not None and a.gate_order == "before_norm":
         inner = inner * activation(a.gate, z)
     if a.form == "layer":
