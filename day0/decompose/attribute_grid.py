@@ -7,8 +7,9 @@ from itertools import combinations, islice
 from typing import Any, Literal
 
 from pydantic import ValidationError
+from torch import Tensor
 
-from day0.decompose.interpret import Interpreter, OperatorFailure, Weights, changed
+from day0.decompose.interpret import Interpreter, OperatorCall, OperatorFailure, Weights, changed
 from day0.decompose.proof import Found, Probe, Proof, search, tensors_of
 from day0.kernels.interface.attributes import Attributes
 from day0.kernels.registry import get_kind
@@ -107,7 +108,7 @@ def _repair(
         for culprit in (*chain, *producers):
             replayed = [culprit, *chain] if culprit in producers else chain
             for change in grid(culprit.call.use, program):
-                if not _is_legal(culprit.call.use, change):
+                if not _is_legal(culprit.call, change):
                     continue
                 tried = changes | {culprit.name: changes.get(culprit.name, {}) | change}
                 known = _replay(program, weights, probes, tolerance, tried, replayed, found)
@@ -171,15 +172,17 @@ def _pairs(use: OperatorUse, program: Program) -> Iterator[dict[str, Any]]:
     return islice((a | b for a, b in combinations(singles, 2) if set(a) != set(b)), MAX_PAIRS)
 
 
-def _is_legal(use: OperatorUse, change: Mapping[str, Any]) -> bool:
-    """Whether the kind allows the change, and the weights that it then needs are those that the operator has."""
-    kind = get_kind(use.kind)
+def _is_legal(call: OperatorCall, change: Mapping[str, Any]) -> bool:
+    """Whether the kind allows the change, gives as many outputs, and needs no weights that the operator lacks."""
+    kind = get_kind(call.use.kind)
     try:
-        needed = kind.weights(changed(use, change))
-    except ValidationError:
+        attributes = changed(call.use, change)
+        outputs = kind.methods[call.method].output_names(attributes)
+    except ValueError:  # pydantic's ValidationError is one
         return False
-    owned = kind.weights(use.attributes)
-    return all(name in owned and owned[name].shape == weight.shape for name, weight in needed.items())
+    owned = kind.weights(call.use.attributes)
+    fits = all(name in owned and owned[name].shape == w.shape for name, w in kind.weights(attributes).items())
+    return fits and len(outputs) == len(call.outputs or outputs)
 
 
 def candidates(attributes: Attributes) -> dict[str, list[Any]]:
@@ -228,29 +231,26 @@ def _numbers(config: Any) -> Iterator[int | float]:
 
 
 def _blame(chain: Sequence[Found], probes: Sequence[Probe]) -> tuple[Found, _Verdict]:
-    """Which operator of the chain is nearest to something the reference computed, and how near."""
-    best: tuple[Found, _Verdict] | None = None
+    """The first operator of the chain that computes almost what the reference does; else the one that failed."""
     for found in chain:
-        if found.failure:
-            continue
-        for output, match in zip(tensors_of(found.call.outputs), found.matches, strict=True):
-            near = probes[found.probe].nearest(output) if match is None else None
-            if near is None:
-                continue
-            closest = near[0]
-            if best is None or closest.error < (best[1].error or 0.0):
-                text = (
-                    f"{found.call.use.path}: no value tried of its attributes reproduces the reference; "
-                    f"the nearest it computed is {closest.location}, at a relative error of {closest.error:.1e}"
-                )
-                best = found, _Verdict(text, closest.location, closest.error)
-    if best is not None:
-        return best
+        missing = [t for t, m in zip(_outputs(found), found.matches, strict=False) if m is None]
+        near = [n for t in missing if (n := probes[found.probe].nearest(t)) is not None]
+        if near:
+            closest = min((match for match, _ in near), key=lambda match: match.error)
+            text = (
+                f"{found.call.use.path}: no value tried of its attributes reproduces the reference; "
+                f"the nearest it computed is {closest.location}, at a relative error of {closest.error:.1e}"
+            )
+            return found, _Verdict(text, closest.location, closest.error)
     failed = next((f for f in chain if f.failure), None)
     if failed is not None:
         return failed, _Verdict(f"{failed.call.use.path}: {failed.failure}")
     path = chain[0].call.use.path
     return chain[0], _Verdict(f"{path}: what it computes is nowhere in the reference, nor is what follows from it")
+
+
+def _outputs(found: Found) -> list[Tensor]:
+    return [t for output in found.call.outputs for t in tensors_of(output)]
 
 
 def _only_chooses(first: Found, found: Sequence[Found]) -> bool:

@@ -21,7 +21,7 @@ from day0.reference.load import build_reference
 from day0.reference.random_weights import randomise
 from day0.reference.runner import ReferenceRunner
 from day0.reference.shrink import PROMPT_TOKENS, shrink_config
-from day0.reference.trace import Trace, trace
+from day0.reference.trace import Trace, functions_called, module_ports, trace
 from day0.repo.model_repo import ModelRepo
 
 CONTINUATION_TOKENS = 13
@@ -38,7 +38,9 @@ class Behaviour:
     # Keys that the reference read while it was built and run, by config class name.
     reads: ConfigReads = field(default_factory=ConfigReads)
     notes: tuple[str, ...] = ()
-    traces: tuple[Trace, ...] = ()  # kept when there is no recipe: what new operators are described by
+    # Without a recipe, what new operators are described by: the functions called, and shapes by module ("path:in").
+    functions: tuple[str, ...] = ()
+    ports: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def observe(config: Any, recipe: Recipe | None, *, seed: int = 0) -> Behaviour:
@@ -58,7 +60,13 @@ def observe(config: Any, recipe: Recipe | None, *, seed: int = 0) -> Behaviour:
     probes, traces, more = _record(model.double(), _tokens(small, seed), recipe)
     names = tuple(p.name for p in probes)
     if program is None or recipe is None:
-        return Behaviour(probes=names, reads=reads, notes=(*notes, *more), traces=tuple(traces))
+        return Behaviour(
+            probes=names,
+            reads=reads,
+            notes=(*notes, *more),
+            functions=tuple(functions_called(traces)),
+            ports=module_ports(traces[0]),
+        )
     tolerance = max(TOLERANCE, recipe.reference.float64_leak)
     proofs = prove_program(program, weights, probes, tolerance=tolerance)
     return Behaviour(proofs, names, reads, (*notes, *more))
@@ -91,7 +99,7 @@ def _tokens(config: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + 1)
     count = PROMPT_TOKENS + CONTINUATION_TOKENS + 4
     ids = torch.randint(0, min(256, text.vocab_size), (count,), generator=generator)
-    end = text.eos_token_id
+    end = getattr(text, "eos_token_id", None)
     end = end[0] if isinstance(end, list) and end else end
     if isinstance(end, int) and 0 <= end < text.vocab_size:
         ids[PROMPT_TOKENS // 2] = end

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from day0.artifacts.inventory import ConfigKey
+from day0.decompose.look import ReferenceConfig
 from day0.language.program import Program
 from day0.language.recipe import text_config
-from day0.reference.config_watch import ConfigReads
 
 # Keys that say what the file is, not what the model computes.
 DESCRIPTIVE = {
@@ -26,19 +26,18 @@ def audit_config(
     raw: Mapping[str, Any],
     program: Program | None,
     *,
-    resolved: Any = None,
-    reads: ConfigReads | None = None,
+    reference: ReferenceConfig | None = None,
     mismatches: Mapping[int, str] | None = None,
 ) -> tuple[list[ConfigKey], list[str]]:
     """The audit of each key, nested ones dotted ("text_config.rope_parameters.rope_theta"), and warnings.
 
-    `resolved`: the reference's config object; `reads`: what the running reference read of it, when it ran.
+    `reference`: what its config class made of the config, and what the running reference read of it.
     `mismatches`: an extent that the recipe expects of a tensor -> what the checkpoint has instead.
     """
     recipe = program.recipe if program is not None else None
-    text = text_config(recipe, dict(raw)) if recipe is not None else _text_part(raw, resolved)
+    text = text_config(recipe, dict(raw)) if recipe is not None else _text_part(raw, reference)
     inside = next((k for k, v in raw.items() if v is text), "")
-    auditor = _Auditor(program, resolved, reads, mismatches or {})
+    auditor = _Auditor(program, reference, mismatches or {})
     keys = [auditor.outer(k, v) for k, v in raw.items() if k != inside] if inside else []
     keys += [auditor.text(key, value, f"{inside}.{key}" if inside else key) for key, value in _flat(text)]
     keys += auditor.defaults()
@@ -47,15 +46,14 @@ def audit_config(
 
 class _Auditor:
     def __init__(
-        self, program: Program | None, resolved: Any, reads: ConfigReads | None, mismatches: Mapping[int, str]
+        self, program: Program | None, reference: ReferenceConfig | None, mismatches: Mapping[int, str]
     ) -> None:
         self.program = program
         self.mismatches = mismatches
-        self.whole = resolved
-        self.part = resolved.get_text_config() if resolved is not None else None
-        self.whole_reads = reads.of(resolved) if reads is not None and resolved is not None else None
-        self.part_reads = reads.of(self.part) if reads is not None and resolved is not None else None
-        self.aliases = dict(getattr(type(self.part), "attribute_map", None) or {}) if resolved is not None else {}
+        self.part = reference.text if reference is not None else None
+        self.whole_reads = reference.whole_reads if reference is not None else None
+        self.part_reads = reference.text_reads if reference is not None else None
+        self.aliases = reference.aliases if reference is not None else {}
         self.warnings: list[str] = []
 
     def text(self, key: str, value: Any, shown: str) -> ConfigKey:
@@ -125,20 +123,17 @@ class _Auditor:
             return f"{value} does not fit the checkpoint: {self.mismatches[value]}"
         used: Any = self.part
         for name in key.split("."):
-            used = used.get(name, value) if isinstance(used, Mapping) else getattr(used, name, value)
+            used = used.get(self.aliases.get(name, name), value) if isinstance(used, Mapping) else value
         comparable = isinstance(value, int | float | bool) and isinstance(used, int | float | bool)
-        if self.part is not None and comparable and used != value:
+        if comparable and used != value:
             return f"the recipe takes {value!r}, the reference's config class makes it {used!r}"
         return ""
 
 
-def _text_part(raw: Mapping[str, Any], resolved: Any) -> Mapping[str, Any]:
+def _text_part(raw: Mapping[str, Any], reference: ReferenceConfig | None) -> Mapping[str, Any]:
     """The text model's part of a config that no recipe knows."""
-    if resolved is not None and resolved.get_text_config() is not resolved:
-        for name in resolved.sub_configs:
-            if getattr(resolved, name, None) is resolved.get_text_config() and isinstance(raw.get(name), Mapping):
-                return raw[name]  # type: ignore[no-any-return]
-    return raw
+    inner = raw.get(reference.text_key) if reference is not None and reference.text_key else None
+    return inner if isinstance(inner, Mapping) else raw
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -137,7 +137,7 @@ class Interpreter:
             extra[component.name] = self.memory[f"{use.path}.{component.name}"]
         try:
             result = resolve(use.kind, "torch", method)(attributes, *arguments, **extra)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise OperatorFailure(use, method, arguments, " ".join(str(error).split())[:200]) from error
         outputs = kind.methods[method].output_names(attributes)
         return tuple(result) if len(outputs) > 1 else (result,)

@@ -1,22 +1,20 @@
 """The stage: a model repo -> inventory.json."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import ConfigKey, Inventory, Operator, Reference, TensorAudit
-from day0.decompose.behaviour import Behaviour, observe
 from day0.decompose.config_audit import audit_config
 from day0.decompose.dataflow import dataflow, fusion_candidates
+from day0.decompose.look import Seen, look
 from day0.decompose.operators import DECODE, PREFILL, active_parameters, operator_records, weights_dtype
-from day0.decompose.structure import Structure, build_structure, read_source
+from day0.decompose.structure import Structure, read_source
 from day0.decompose.tensor_audit import TensorEvidence, audit_tensors
-from day0.decompose.unknown import functions_seen, operators_of_source, operators_of_structure
-from day0.errors import Day0Error
+from day0.decompose.unknown import operators_of_source, operators_of_structure
 from day0.language.program import apply_recipe
-from day0.language.recipe import Recipe, find_recipe, load_recipe
-from day0.reference.load import resolve_config
+from day0.language.recipe import find_recipe, load_recipe
 from day0.repo.model_repo import ModelRepo
 from day0.repo.reference_source import ReferenceSource, find_reference_source
 
@@ -36,16 +34,6 @@ class Options:
     seed: int = 0
 
 
-@dataclass
-class _Evidence:
-    """What the reference said: its config, structure and behaviour, as far as each could be had."""
-
-    config: Any = None
-    structure: Structure | None = None
-    behaviour: Behaviour | None = None
-    warnings: list[str] = field(default_factory=list)
-
-
 def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory:
     """Take the model apart. Reads config, headers and the reference; never a weight.
 
@@ -54,15 +42,12 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     recipe = load_recipe(options.recipe) if options.recipe else find_recipe(repo.config)
     program = apply_recipe(recipe, repo.config, repo.tensors) if recipe is not None else None
     source = find_reference_source(repo)
-    seen = _look(repo, source, recipe, options)
+    seen = look(repo, source, recipe, trust=options.trust, seed=options.seed)
     if program is not None:
         tensors = audit_tensors(program, repo.tensors)
     else:
         tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)), {})
-    reads = seen.behaviour.reads if seen.behaviour is not None else None
-    keys, warnings = audit_config(
-        repo.config, program, resolved=seen.config, reads=reads, mismatches=tensors.mismatches
-    )
+    keys, warnings = audit_config(repo.config, program, reference=seen.config, mismatches=tensors.mismatches)
     dtype = weights_dtype(repo.tensors.values(), repo.config)
     proofs = seen.behaviour.proofs if seen.behaviour is not None else {}
     if program is not None:
@@ -98,38 +83,17 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     )
 
 
-def _look(repo: ModelRepo, source: ReferenceSource, recipe: Recipe | None, options: Options) -> _Evidence:
-    """Build and run the reference as far as it goes; what fails is a warning, since the rest still says something."""
-    seen = _Evidence()
-    try:
-        seen.config, _ = resolve_config(repo, trust_remote_code=options.trust is not None)
-    except Day0Error as error:
-        seen.warnings.append(f"the reference was not used: {error.message}")
-        return seen
-    try:
-        seen.structure = build_structure(seen.config)
-    except Day0Error as error:
-        seen.warnings.append(f"no structure: {error.message}")
-    try:
-        seen.behaviour = observe(seen.config, recipe, seed=options.seed)
-        seen.warnings += seen.behaviour.notes
-    except Day0Error as error:
-        seen.warnings.append(f"behaviour was not watched: {error.message}")
-    return seen
-
-
-def _unknown_operators(repo: ModelRepo, source: ReferenceSource, seen: _Evidence, dtype: str) -> list[Operator]:
+def _unknown_operators(repo: ModelRepo, source: ReferenceSource, seen: Seen, dtype: str) -> list[Operator]:
     seen.warnings.append("no recipe covers the model: its operators are work orders, not known computations")
     if seen.structure is not None:
-        traces = seen.behaviour.traces if seen.behaviour is not None else ()
-        functions = functions_seen(traces)
+        functions = seen.behaviour.functions if seen.behaviour is not None else ()
         if functions:
             seen.warnings.append(f"functions of the reference to be explained: {'; '.join(functions[:40])}")
-        return operators_of_structure(seen.structure, dtype, traces)
+        return operators_of_structure(seen.structure, dtype, seen.behaviour.ports if seen.behaviour is not None else {})
     return operators_of_source(read_source(source, repo))
 
 
-def _reference(repo: ModelRepo, source: ReferenceSource, seen: _Evidence) -> Reference:
+def _reference(repo: ModelRepo, source: ReferenceSource, seen: Seen) -> Reference:
     name = seen.structure.class_name if seen.structure is not None else source.class_name
     return Reference(
         kind=source.kind,
@@ -139,8 +103,8 @@ def _reference(repo: ModelRepo, source: ReferenceSource, seen: _Evidence) -> Ref
     )
 
 
-def _layers(seen: _Evidence) -> int:
-    return int(getattr(seen.config.get_text_config(), "num_hidden_layers", 0)) if seen.config is not None else 0
+def _layers(seen: Seen) -> int:
+    return int(seen.config.text.get("num_hidden_layers") or 0) if seen.config is not None else 0
 
 
 def _parameter_warnings(counted: int, structure: Structure | None) -> list[str]:

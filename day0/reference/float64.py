@@ -18,20 +18,19 @@ from day0.repo.model_repo import ModelRepo
 
 @contextmanager
 def float64_arithmetic() -> Iterator[None]:
-    """Within it, Python code that says float32 computes in float64, and float64 is the default dtype.
+    """Within it, Python code that says float32 computes in float64.
 
-    Process-wide, so no other thread may compute meanwhile. It reaches names looked up while it is active; a float32
-    bound earlier (a default argument) stays: that is a family's `float64_leak`.
+    Process-wide, so no other thread may compute meanwhile. It reaches names looked up while it is active. What it does
+    not reach stays float32: the default dtype, in which tables made on the fly are part of what the model computes, as
+    RoPE frequencies are, and a float32 bound earlier (a default argument), which is a family's `float64_leak`.
     """
-    names = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    names = torch.float32, torch.float, torch.Tensor.float
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.float, torch.Tensor.float = names[:3]  # type: ignore[method-assign]
-        torch.set_default_dtype(names[3])
+        torch.float32, torch.float, torch.Tensor.float = names  # type: ignore[method-assign]
 
 
 def loaded_in_float64(repo: ModelRepo, *, trust_remote_code: bool = False, layers: int | None = None) -> Any:

@@ -7,6 +7,7 @@ combination. Sizes: small and, where the class accepts it, all distinct, in the 
 
 import copy
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -216,11 +217,10 @@ def _is_count(value: Any) -> bool:
 def _fields(config: Any) -> dict[str, Any]:
     """The values that the config class declares; keys of a config.json that it does not know are left behind."""
     parts = set(getattr(config, "sub_configs", {}))
-    if dataclasses.is_dataclass(config):
-        names = [f.name for f in dataclasses.fields(config)]
-    else:
-        names = list(vars(type(config)()))
-    values = {n: copy.deepcopy(getattr(config, n)) for n in names if n not in parts and hasattr(config, n)}
+    # Classes of transformers are dataclasses; a repo's own class may name its keys in __init__ only.
+    names = {f.name for f in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
+    names |= set(inspect.signature(type(config).__init__).parameters) - {"self", "args", "kwargs"}
+    values = {n: copy.deepcopy(getattr(config, n)) for n in sorted(names) if n not in parts and hasattr(config, n)}
     return {n: v for n, v in values.items() if not n.startswith("_")}
 
 

@@ -56,6 +56,28 @@ def trace(model: nn.Module, call: Callable[[], Any], *, operations: bool = True)
     return recorder.trace, result
 
 
+def functions_called(traces: Sequence[Trace]) -> list[str]:
+    """The modeling file's own functions with the plain arguments they got, each once: `chunk_rule(chunk_size=64)`."""
+    seen: dict[str, None] = {}
+    for each in traces:
+        for call in each.calls:
+            if ":" in call.location and call.function != "forward":
+                arguments = ", ".join(f"{k}={v}" for k, v in call.arguments.items() if v is not None)
+                seen[f"{call.function}({arguments})"] = None
+    return list(seen)
+
+
+def module_ports(recorded: Trace) -> dict[str, tuple[str, ...]]:
+    """Shapes that went into and came out of each module, by `path:in` and `path:out`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for location, tensor in recorded.tensors.items():
+        path, _, port = location.partition(":")
+        side = "in" if port.startswith("in") else "out" if port.startswith("out") else ""
+        if side:
+            found[f"{path}:{side}"] = (*found.get(f"{path}:{side}", ()), f"{port} {list(tensor.shape)}")
+    return found
+
+
 def text_model_path(model: nn.Module) -> str:
     """Path of the module that holds the decoder layers ("model", "model.language_model"); "" when there is none."""
     config: Any = getattr(model, "config", None)
