@@ -1,7 +1,7 @@
 """Run a package over one prompt and keep what every operator and every layer took and gave."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ class Call:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     attributes: Attributes
+    again: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # the same call on other inputs
 
     @property
     def layer(self) -> int | None:
@@ -87,6 +88,15 @@ def flatten(value: Any) -> Iterator[Tensor]:
             yield from flatten(part)
 
 
+def _refill(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The nested value with its tensors replaced, in the order of `flatten`."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, tuple | list):
+        return tuple(_refill(part, tensors) for part in value)
+    return value
+
+
 @contextmanager
 def _recorded_operators(model: Package, captured: Capture) -> Iterator[None]:
     # Forward hooks would miss an operator's other methods; every method goes through `run`.
@@ -106,7 +116,11 @@ def _recording(operator: OperatorModule, captured: Capture) -> Any:
     def run(*ports: Any, method: str = "", **context: Any) -> Any:
         result = plain(*ports, method=method, **context)
         inputs, outputs = tuple(flatten(ports)), tuple(flatten(result))
-        captured.calls.append(Call(operator.name, operator.kind, method, inputs, outputs, operator.attributes))
+
+        def again(others: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(flatten(plain(*_refill(ports, iter(others)), method=method, **context)))
+
+        captured.calls.append(Call(operator.name, operator.kind, method, inputs, outputs, operator.attributes, again))
         return result
 
     return run

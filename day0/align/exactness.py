@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ GATE = "exactness"
 BOUND = 1e-10
 # A wrong output this close to a reference tensor is that tensor, computed wrongly.
 _NEAR = 0.3
+_MOST_REPLAYS = 100
 
 Port = tuple[str, int]  # operator name with method, output number
 
@@ -29,37 +31,47 @@ class Exactness:
     located: dict[tuple[str, str, int], Match] = field(default_factory=dict)
 
 
-def check_exactness(
-    package: Package, reference: Reference, prompts: Sequence[Prompt], *, bound: float = BOUND
-) -> Exactness:
-    """Every operator's output, every layer's and the logits: on the package's own activations, then layer by layer on
-    the reference's. `package` and `reference` are in float64.
+@dataclass(frozen=True)
+class Expected:
+    """What the float64 reference computes on a prompt, searchable by content."""
+
+    prompt: Prompt
+    capture: ReferenceCapture
+    index: TensorIndex
+
+    @classmethod
+    def of(cls, reference: Reference, prompt: Prompt) -> "Expected":
+        capture = capture_reference(reference, list(prompt.ids))
+        return cls(prompt, capture, capture.index())
+
+
+def check_exactness(package: Package, expected: Sequence[Expected], *, bound: float = BOUND) -> Exactness:
+    """Every operator's output, every layer's and the logits of a float64 package: on its own activations, and layer by
+    layer on the reference's.
     """
     result = Exactness()
     never_recorded: set[Port] = set()
-    runs = []
-    for prompt in prompts:
-        ids = list(prompt.ids)
-        expected = capture_reference(reference, ids)
-        index = expected.index()
+    judgements: list[tuple[Expected, Mode, Judgement]] = []
+    for one in expected:
+        ids = list(one.prompt.ids)
         modes: dict[Mode, Capture] = {
             "propagated": capture_package(package, ids),
-            "isolated": capture_package(package, ids, force=expected.layer_inputs),
+            "isolated": capture_package(package, ids, force=one.capture.layer_inputs),
         }
         for mode, captured in modes.items():
-            judged = Judgement(captured, index, bound)
+            judged = Judgement(captured, one.index, bound)
             never_recorded |= judged.excused_ports()
-            runs.append((prompt, mode, captured, expected, judged))
-    for prompt, mode, captured, expected, judged in runs:
-        result.rows += _operator_rows(judged, prompt.name, mode, bound)
-        result.rows += boundary_rows(captured, expected, prompt.name, mode, bound)
+            judgements.append((one, mode, judged))
+    for one, mode, judged in judgements:
+        name = one.prompt.name
+        result.rows += _operator_rows(judged, name, mode, bound)
+        result.rows += boundary_rows(judged.captured, one.capture, name, mode, bound)
         result.located |= judged.located()
-        for bad in judged.culprits(never_recorded, prompt.name, every_layer=mode == "isolated"):
+        for bad in judged.culprits(never_recorded, name, every_layer=mode == "isolated"):
+            known = [(b.layer, b.operator) for b in (result.first_bad, *result.also_bad) if b is not None]
             if mode == "propagated":
                 result.first_bad = result.first_bad or bad
-            elif all(
-                (b.layer, b.operator) != (bad.layer, bad.operator) for b in [result.first_bad, *result.also_bad] if b
-            ):
+            elif (bad.layer, bad.operator) not in known:
                 result.also_bad.append(bad)
     return result
 
@@ -129,10 +141,12 @@ class Judgement:
 
     An output is *found* when an equal tensor was recorded in the reference. One that is not found is *excused* when an
     operator that reads it gives, from it, an output that is found or itself excused: the reference computes the same
-    without ever holding the value. What is neither is bad.
+    without ever holding the value. A choice of indices excuses nothing, being the same for many scores. What is neither
+    is bad.
     """
 
     def __init__(self, captured: Capture, index: TensorIndex, bound: float) -> None:
+        self.captured = captured
         self.calls = captured.calls
         self.index = index
         self.bound = bound
@@ -168,7 +182,8 @@ class Judgement:
     def excuse(self, tensor: Tensor, owner: Call) -> Call | None:
         """The reader that proves an output right although the reference does not hold it."""
         for reader in self.readers.get(id(tensor), ()):
-            if reader is not owner and all(self.good.get(id(out), False) for out in reader.outputs):
+            computed = [out for out in reader.outputs if out.is_floating_point()]
+            if reader is not owner and computed and all(self.good.get(id(out), False) for out in computed):
                 return reader
         return None
 
@@ -227,6 +242,8 @@ class Judgement:
         together = {c.operator for c in self._unjudged_before(call)}
         if not near:
             together |= {c.operator for c, _, _ in candidates[1:]}
+        if match is None and (maker := self._maker_of_wrong_input(call)) is not None:
+            together.add(maker.operator)
         return FirstBad(
             layer=call.layer,
             operator=call.operator,
@@ -237,6 +254,22 @@ class Judgement:
             nearest=match.location if match else "",
             together_with=tuple(sorted(together - {call.operator})),
         )
+
+    def _maker_of_wrong_input(self, call: Call) -> Call | None:
+        """Who may have given a call the wrong input, although the reference holds that tensor too (an intermediate).
+
+        Recorded tensors of an input's size are tried in its place. One with which the call's outputs are found is what
+        the input should have been, or what the call should have made of it: both operators are suspects.
+        """
+        for place, given in enumerate(call.inputs):
+            maker = self.producer.get(id(given))
+            if maker is None or not given.is_floating_point():
+                continue
+            for _, tensor in islice(self.index.same_size(given), _MOST_REPLAYS):
+                tried = [*call.inputs[:place], tensor.to(given.dtype), *call.inputs[place + 1 :]]
+                if all(self._look_up(out) is not None for out in call.again(tried)):
+                    return maker
+        return None
 
     def _unjudged_before(self, call: Call) -> list[Call]:
         """The calls whose unproven outputs lead into this one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from day0.align.exactness import BOUND, Exactness, check_exactness
+from day0.align.exactness import BOUND, Exactness, Expected, check_exactness
 from day0.align.exactness import GATE as EXACTNESS
 from day0.align.gates import exactness_gate, greedy_gate, invariance_gate, kept_rows, overall, precision_gate, self_gate
 from day0.align.greedy import TOKENS, compare_greedy
@@ -136,7 +136,8 @@ def _against_reference(
     exact = side.exact()
     _self_checks(found, side)
     random = [prompt for prompt in found.prompts if prompt.note != "text"]
-    found.exactness = check_exactness(exact_package, exact, random[:_EXACTNESS_PROMPTS], bound=bound)
+    expected = [Expected.of(exact, prompt) for prompt in random[:_EXACTNESS_PROMPTS]]
+    found.exactness = check_exactness(exact_package, expected, bound=bound)
     gate = exactness_gate(EXACTNESS, found.exactness)
     found.gates.append(gate)
     for dtype in options.dtypes:

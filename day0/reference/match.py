@@ -85,6 +85,13 @@ class TensorIndex:
         matches = (self._compare(tensor, location) for _, location in entries[:_NEAREST_CANDIDATES])
         return min((m for m in matches if m.error < 0.7), key=lambda m: m.error, default=None)
 
+    def same_size(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Recorded tensors of as many elements, in `tensor`'s shape and every axis order, those of similar norm first."""
+        norm = finite_norm(tensor)
+        for _, location in sorted(self._entries(tensor.numel()), key=lambda entry: abs(entry[0] - norm)):
+            for axes in _orders(self._tensors[location]):
+                yield location, arrange(self._tensors[location], axes).reshape(tensor.shape)
+
     def find_choice(self, indices: Tensor) -> str | None:
         """A recorded integer tensor that chooses the same: [N, k] indices, negative entries being padding.
 
