@@ -59,6 +59,7 @@ def show(out: Output, inventory: Any) -> None:
             title="config",
         )
         out.table([{"operators": f.operators, "why": f.reason} for f in inventory.fusions], title="fusion candidates")
+    out.line(_work(inventory.work))
     out.line(f"parameters: {amount(inventory.parameters)}, active per token: {amount(inventory.parameters_active)}")
     out.line(f"reference: {_reference(inventory)}")
     out.line(f"config: {_config_audit(inventory)}")
@@ -71,21 +72,32 @@ def show(out: Output, inventory: Any) -> None:
 def _row(operator: Any) -> dict[str, Any]:
     paged = sum(c.entry_bytes(2) / c.tokens_per_entry for c in operator.state if c.role == "token_paged")
     fixed = sum(c.entry_bytes(2) for c in operator.state if c.role == "per_sequence")
-    row = {
+    state = [f"{amount(paged)}B/token"] if paged else []
+    state += [f"{amount(fixed)}B/sequence"] if fixed else []
+    evidence = operator.evidence
+    error = "" if evidence.error is None else f" ({evidence.error:.0e})"
+    return {
         "operator": operator.name,
         "kind": operator.kind,
         "layers": ranges(operator.layers),
         "parameters": amount(operator.parameters),
-        "state/token": f"{amount(paged)}B" if paged else "",
-        "state/sequence": f"{amount(fixed)}B" if fixed else "",
+        "state": ", ".join(state),
+        "prefill": _cost(operator.prefill),
+        "decode": _cost(operator.decode),
+        "status": operator.status,
+        "established": f"{evidence.established}{error}",
     }
-    for phase in ("prefill", "decode"):
-        cost = getattr(operator, phase)
-        row[f"{phase}_flops"] = amount(cost.flops) if cost else ""
-        row[f"{phase}_bytes"] = amount(cost.bytes_read + cost.bytes_written) if cost else ""
-    evidence = operator.evidence
-    error = "" if evidence.error is None else f" ({evidence.error:.0e})"
-    return {**row, "status": operator.status, "established": f"{evidence.established}{error}"}
+
+
+def _cost(cost: Any) -> str:
+    return f"{amount(cost.flops)} / {amount(cost.bytes_read + cost.bytes_written)}B" if cost else ""
+
+
+def _work(work: dict[str, dict[str, int]]) -> str:
+    phases = []
+    for phase, sizes in work.items():
+        phases.append(f"{phase} of {', '.join(f'{count} {name}' for name, count in sizes.items())}")
+    return f"FLOP / bytes of all layers: {'; '.join(phases)}"
 
 
 def _reference(inventory: Any) -> str:
