@@ -17,12 +17,10 @@ from tests.evidence.refresh import check_names, parser, refresh  # noqa: E402
 from tests.evidence.targets import Target, kernel_targets  # noqa: E402
 from tests.mutation import run  # noqa: E402
 
-COMMAND = "python -m tests.mutation"
-
 
 def main() -> int:
     targets = kernel_targets()
-    arguments = parser(COMMAND, targets)
+    arguments = parser(run.COMMAND, targets)
     arguments.add_argument("--every-mutant", action="store_true", help="try all instead of a sample; writes nothing")
     arguments.add_argument("--workers", type=int, default=2)
     options = arguments.parse_args()
@@ -38,7 +36,7 @@ def main() -> int:
         summary = refresh(
             "mutation",
             targets,
-            command=COMMAND,
+            command=run.COMMAND,
             inputs=run.inputs,
             measure=measure,
             summarise=run.summarise,

@@ -14,6 +14,7 @@ from tests.house.source_tree import ROOT
 from tests.mutation.mutant import install
 from tests.mutation.mutate import Mutation, mutations, sample
 
+COMMAND = "python -m tests.mutation"
 SEED = 20250611
 SAMPLE = 60
 LEAST = 0.95
