@@ -66,7 +66,7 @@ def capture_package(model: Package, ids: list[int], *, force: Mapping[int, Tenso
     """A fresh sequence through the prompt in one step. `force`: layer -> the value its first input is replaced by."""
     runner = Runner(model, sequences=2, tokens=len(ids), poison=True)
     captured = Capture()
-    with _recorded_operators(model, captured), _recorded_layers(model, captured, force or {}):
+    with recorded_operators(model, captured), _recorded_layers(model, captured, force or {}):
         _, captured.logits = runner.prefill(ids)
     return captured
 
@@ -98,7 +98,7 @@ def _refill(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 @contextmanager
-def _recorded_operators(model: Package, captured: Capture) -> Iterator[None]:
+def recorded_operators(model: Package, captured: Capture) -> Iterator[None]:
     # Forward hooks would miss an operator's other methods; every method goes through `run`.
     operators = list(model.operators())
     for operator in operators:

@@ -24,6 +24,18 @@ def exactness_gate(name: str, result: Exactness) -> Gate:
     return _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
 
 
+def rows_gate(name: str, rows: Sequence[Row], against: str) -> Gate:
+    """Rows compared with `against`, and the first that fails."""
+    bad = next((row for row in rows if row.verdict != "holds"), None)
+    detail = f"{len(rows)} tensors against {against}"
+    if bad is not None:
+        where = bad.operator if bad.layer is None else f"{bad.operator} {bad.layer}"
+        detail = (
+            f"{where} ({bad.prompt}, {bad.mode}) has error {bad.error:.2e}, bound {bad.bound:.2e}, against {against}"
+        )
+    return _gate(name, [row.verdict for row in rows], detail, _worst(rows))
+
+
 def precision_gate(name: str, result: Precision) -> Gate:
     moved = sum(u.package for u in result.unstable)
     detail = f"{len(result.rows)} tensors, errors up to {_worst_ratio(result.rows):.2f} times the reference's own"

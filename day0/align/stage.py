@@ -10,13 +10,26 @@ import torch
 
 from day0.align.exactness import BOUND, Exactness, Expected, check_exactness
 from day0.align.exactness import GATE as EXACTNESS
-from day0.align.gates import exactness_gate, greedy_gate, invariance_gate, kept_rows, overall, precision_gate, self_gate
+from day0.align.gates import (
+    exactness_gate,
+    greedy_gate,
+    invariance_gate,
+    kept_rows,
+    overall,
+    precision_gate,
+    rows_gate,
+    self_gate,
+)
+from day0.align.golden import GATE as GOLDEN
+from day0.align.golden import compare_golden, read_golden
 from day0.align.greedy import TOKENS, compare_greedy
 from day0.align.invariance import GATE as INVARIANCE
 from day0.align.invariance import check_invariance
+from day0.align.layer_by_layer import hollow_package
 from day0.align.precision import Precision, check_precision
 from day0.align.prompts import random_prompts, text_prompts
 from day0.align.self_check import CACHED, check_reference
+from day0.align.stream import stream_exactness
 from day0.align.training_side import Reference, as_reference
 from day0.artifacts.alignment import (
     Alignment,
@@ -27,6 +40,7 @@ from day0.artifacts.alignment import (
     InvarianceCell,
     Mode,
     Prompt,
+    Row,
     SelfCheck,
 )
 from day0.artifacts.base import Provenance
@@ -52,13 +66,16 @@ _PRECISION_MODES: dict[torch.dtype, tuple[Mode, ...]] = {
 class Options:
     """`greedy_tokens`: length of the greedy continuations. `dtypes`: serving dtypes the precision gate judges.
 
-    `texts`: further prompts, in words. `seed` draws the random prompts.
+    `texts`: further prompts, in words. `seed` draws the random prompts. `golden`: a recording to compare with, in place
+    of the reference. `stream`: one layer at a time, exactness only, for models that do not fit in memory twice.
     """
 
     greedy_tokens: int = TOKENS
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     texts: tuple[str, ...] = ()
     seed: int = 0
+    golden: Path | None = None
+    stream: bool = False
 
 
 @dataclass
@@ -73,6 +90,7 @@ class _Findings:
     checksums: list[Checksum] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    golden_rows: list[Row] = field(default_factory=list)
 
 
 def run(
@@ -83,15 +101,24 @@ def run(
     A package of the first layers is compared with as many layers of the reference. One with random weights can only be
     compared with itself. Raises Day0Error: no package, no reference, weights missing.
     """
+    if options.golden is not None and options.stream:
+        raise Day0Error("--golden and --stream do not go together", hint="leave one of them out")
     manifest = _manifest(package_folder)
     notes, end_ids = _recipe_notes(package_folder, repo)
     found = _Findings()
+    if options.stream:
+        if manifest["dummy_weights"]:
+            raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
+        _streamed(found, repo, package_folder, end_ids, options, max(BOUND, notes.float64_leak))
+        return _alignment(found, inventory.model, [*manifest["labels"], _STREAMED], produced_by)
     exact_package = load_package(package_folder, repo, dtype=torch.float64)
+    if options.golden is not None:
+        _against_golden(found, options.golden, package_folder, exact_package, repo, max(BOUND, notes.float64_leak))
     _choose_prompts(found, exact_package, repo, end_ids, options)
     if manifest["dummy_weights"]:
         reason = "the package has random weights, the reference the checkpoint's"
         found.gates += [Gate(name=name, verdict="inconclusive", detail=reason) for name in (EXACTNESS, "greedy")]
-    else:
+    elif options.golden is None:
         layers = None if manifest["whole"] else int(manifest["layers"])
         side = _TrainingSide(repo, layers, notes)
         _against_reference(found, side, package_folder, exact_package, repo, options)
@@ -99,6 +126,34 @@ def run(
     found.invariance, found.checksums = check_invariance(exact_package, longest.ids)
     found.gates.append(invariance_gate(INVARIANCE, found.invariance))
     return _alignment(found, inventory.model, manifest["labels"], produced_by)
+
+
+_STREAMED = "layers compared one at a time; precision, greedy and invariance not judged"
+
+
+def _streamed(
+    found: _Findings, repo: ModelRepo, folder: Path, end_ids: Sequence[int], options: Options, bound: float
+) -> None:
+    layout = hollow_package(folder).layout()
+    prompts = random_prompts(layout.vocab_size, end_ids, max_positions=layout.max_positions, seed=options.seed)
+    found.prompts += prompts[:_EXACTNESS_PROMPTS]
+    streamed = stream_exactness(repo, folder, found.prompts, bound=bound)
+    first, *others = streamed.bad or [None]
+    found.exactness = Exactness(rows=streamed.rows, first_bad=first, also_bad=[bad for bad in others if bad])
+    found.gates.append(exactness_gate(EXACTNESS, found.exactness))
+
+
+def _against_golden(
+    found: _Findings, path: Path, folder: Path, exact_package: Package, repo: ModelRepo, bound: float
+) -> None:
+    golden = read_golden(path)
+    serving = exact_package if golden.dtype == torch.float64 else load_package(folder, repo, dtype=golden.dtype)
+    result = compare_golden(exact_package, serving, golden, bound=bound)
+    found.golden_rows = result.rows
+    found.greedy += result.greedy
+    found.prompts += result.prompts
+    found.gates += [rows_gate(GOLDEN, result.rows, f"{golden.model} recorded in {_name(golden.dtype)}")]
+    found.gates += [greedy_gate("greedy", result.greedy)] if result.greedy else []
 
 
 class _TrainingSide:
@@ -219,12 +274,14 @@ def _choose_prompts(
         if not ids:
             raise Day0Error(f"the prompt {text!r} has no tokens", hint="give a longer text")
         found.prompts.append(Prompt(name=f"text {number}", ids=tuple(ids), note="text"))
-    vocab = min(layout.vocab_size, repo.tokenizer.vocab_size if found.prompts else layout.vocab_size)
+    # Ids past the tokenizer's are padding of the embedding: nobody trained them.
+    known = repo.tokenizer.vocab_size if "tokenizer.json" in repo.file_names else layout.vocab_size
+    vocab = min(layout.vocab_size, known)
     found.prompts += random_prompts(vocab, end_ids, seed=options.seed, **limits)
 
 
 def _alignment(found: _Findings, model: str, labels: Iterable[str], produced_by: Provenance) -> Alignment:
-    rows = [*found.exactness.rows, *(row for result in found.precision for row in result.rows)]
+    rows = [*found.golden_rows, *found.exactness.rows, *(row for result in found.precision for row in result.rows)]
     return Alignment(
         produced_by=produced_by,
         model=model,

@@ -11,7 +11,7 @@ from day0.errors import Day0Error
 from day0.repo.model_repo import CONFIG, ModelRepo
 from day0.repo.reference_source import find_reference_source
 
-_EAGER = dict(attn_implementation="eager", experts_implementation="eager")
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 
 
 def require_transformers() -> Any:
@@ -83,7 +83,7 @@ def build_reference(config: Any, *, device: str = "cpu", dtype: torch.dtype = to
     model_class = reference_class(config)
     try:
         with torch.device(device):
-            model = model_class._from_config(copy.deepcopy(config), dtype=dtype, **_EAGER)
+            model = model_class._from_config(copy.deepcopy(config), dtype=dtype, **EAGER)
     except Exception as error:  # a model's __init__ may raise anything
         raise Day0Error(
             f"{model_class.__name__} cannot be built: {_first_line(error)}", hint="check config.json against the class"
@@ -112,7 +112,7 @@ def load_reference(
     model_class = reference_class(config)
     try:
         model, report = model_class.from_pretrained(
-            _local_folder(repo), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **_EAGER
+            _local_folder(repo), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **EAGER
         )
     except Exception as error:  # safetensors, transformers and torch each raise their own
         raise Day0Error(

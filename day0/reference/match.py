@@ -86,7 +86,7 @@ class TensorIndex:
         return min((m for m in matches if m.error < 0.7), key=lambda m: m.error, default=None)
 
     def same_size(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Recorded tensors of as many elements, in `tensor`'s shape and every axis order, those of similar norm first."""
+        """Recorded tensors of as many elements, in `tensor`'s shape and every axis order, similar norms first."""
         norm = finite_norm(tensor)
         for _, location in sorted(self._entries(tensor.numel()), key=lambda entry: abs(entry[0] - norm)):
             for axes in _orders(self._tensors[location]):

@@ -1,5 +1,6 @@
 """Trace a reference at the grain of its authors' own modules, functions, named tensors and operations."""
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +90,7 @@ def text_model_path(model: nn.Module) -> str:
         if isinstance(module, nn.ModuleList)
         and len(module) == count
         and name.rpartition(".")[2] in ("layers", "blocks")
+        and not {"visual", "vision", "audio"} & set(re.split(r"[._]", name))
     ]
     return min(held, key=lambda name: name.count(".")).rpartition(".")[0] if held else ""
 
