@@ -138,8 +138,8 @@ def _streamed(
     prompts = random_prompts(layout.vocab_size, end_ids, max_positions=layout.max_positions, seed=options.seed)
     found.prompts += prompts[:_EXACTNESS_PROMPTS]
     streamed = stream_exactness(repo, folder, found.prompts, bound=bound)
-    first, *others = streamed.bad or [None]
-    found.exactness = Exactness(rows=streamed.rows, first_bad=first, also_bad=[bad for bad in others if bad])
+    first = streamed.bad[0] if streamed.bad else None
+    found.exactness = Exactness(rows=streamed.rows, first_bad=first, also_bad=streamed.bad[1:])
     found.gates.append(exactness_gate(EXACTNESS, found.exactness))
 
 

@@ -1,0 +1,98 @@
+"""Exactness: a right package holds, a wrong one is blamed on the right operator, victims are not."""
+
+import pytest
+import torch
+
+from day0.align.capture import Call, Capture
+from day0.align.exactness import BOUND, Judgement, check_exactness
+from day0.kernels.registry import get_kind
+from day0.reference.match import TensorIndex
+
+from .mutations import Mutation, mutated
+
+
+def test_a_right_package_holds_everywhere(exact_package, expected):
+    result = check_exactness(exact_package, expected)
+    assert result.first_bad is None and not result.also_bad
+    assert {row.verdict for row in result.rows} == {"holds"}
+    layers = {row.layer for row in result.rows if row.operator == "layer"}
+    assert layers == {0, 1, 2, 3}
+    # every prompt in both modes, and every operator of every layer among the rows
+    operators = {(row.layer, row.operator) for row in result.rows}
+    assert len({(row.prompt, row.mode) for row in result.rows}) == 4
+    assert {name for _, name in operators} >= {op.name.rsplit(".", 1)[-1] for op in exact_package.operators()}
+
+
+def test_a_wrong_weight_in_one_layer_is_named_with_that_layer(exact_package, expected):
+    operator = next(op for op in exact_package.operators() if op.name == "layers.2.gate_up")
+    operator.weight.data[0, 0] += 1e-4
+    result = check_exactness(exact_package, expected)
+    assert (result.first_bad.layer, result.first_bad.operator) == (2, "gate_up")
+    assert result.first_bad.error is not None and BOUND < result.first_bad.error < 1e-2
+    # fed the reference's inputs, the layers after it are no victims
+    assert result.also_bad == []
+    isolated = [r for r in result.rows if r.operator == "layer" and r.mode == "isolated" and r.verdict != "holds"]
+    assert {row.layer for row in isolated} == {2}
+    propagated = [r for r in result.rows if r.operator == "layer" and r.mode == "propagated" and r.verdict != "holds"]
+    assert {row.layer for row in propagated} == {2, 3}
+
+
+def test_every_layer_with_a_fault_is_named(exact_package, expected):
+    with mutated(exact_package, Mutation("delta_norm", "norm", "eps", 1e-3)):
+        result = check_exactness(exact_package, expected)
+    assert (result.first_bad.layer, result.first_bad.operator) == (0, "delta_norm")
+    assert {(bad.layer, bad.operator) for bad in result.also_bad} == {(1, "delta_norm"), (2, "delta_norm")}
+
+
+def call(path, kind, inputs, outputs):
+    attributes = get_kind("norm").parse(dict(dim=4, eps=1e-5))
+    return Call(path, kind, "", tuple(inputs), tuple(outputs), attributes, lambda others: tuple(outputs))
+
+
+def judge(calls, recorded):
+    index = TensorIndex()
+    for number, tensor in enumerate(recorded):
+        index.add(f"tensor {number}", tensor)
+    return Judgement(Capture(calls=calls), index, BOUND)
+
+
+def values(count, *shape):
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for _ in range(count)]
+
+
+def test_an_output_the_reference_never_holds_is_excused_by_what_is_made_of_it():
+    x, hidden, y = values(3, 5, 4)
+    calls = [call("layers.0.a", "norm", [x], [hidden]), call("layers.0.b", "norm", [hidden], [y])]
+    judged = judge(calls, [x, y])
+    assert judged.culprits(set(), "p", every_layer=True) == []
+    assert judged.excused_ports() == {("a", 0)}
+
+
+def test_a_pair_with_a_hidden_value_between_is_blamed_together():
+    x, hidden, y, other = values(4, 5, 4)
+    calls = [call("layers.0.a", "norm", [x], [hidden]), call("layers.0.b", "norm", [hidden], [y])]
+    [bad] = judge(calls, [x, other]).culprits({("a", 0)}, "p", every_layer=True)
+    assert bad.operator == "b" and bad.together_with == ("a",)
+
+
+def test_a_choice_of_indices_excuses_no_scores():
+    x, scores, wrong = values(3, 5, 4)
+    chosen = torch.tensor([[0, 1], [1, 0], [2, 1], [0, 3], [3, 1]])
+    calls = [call("layers.0.a", "norm", [x], [wrong]), call("layers.0.choose", "norm", [wrong], [chosen])]
+    [bad] = judge(calls, [x, scores, chosen]).culprits(set(), "p", every_layer=True)
+    assert bad.operator == "a"
+
+
+def test_an_unread_output_is_judged_by_the_others():
+    x, y, unread = values(3, 5, 4)
+    judged = judge([call("layers.0.a", "norm", [x], [y, unread])], [x, y])
+    assert judged.culprits(set(), "p", every_layer=True) == []
+
+
+@pytest.mark.parametrize("scale,named", [(1.0001, "a"), (-40.0, "a")])
+def test_the_nearest_tensor_is_told_where_there_is_one(scale, named):
+    x, y = values(2, 5, 4)
+    [bad] = judge([call("layers.0.a", "norm", [x], [y * scale])], [x, y]).culprits(set(), "p", every_layer=True)
+    assert bad.operator == named
+    assert bad.nearest == ("tensor 1" if scale > 0 else "")
