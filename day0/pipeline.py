@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,7 +107,7 @@ class Line:
         """What a stage would record if it ran now."""
         return produced_by(
             model_hash=self.repo.hash,
-            reference_hash=find_reference_source(self.repo).revision_hash,
+            reference_hash=self._reference_hash,
             device=self.options.device if stage in ("map", "generate") else "cpu",
             flags=self._flags(stage),
             inputs=self.workspace.input_hashes(stage),
@@ -123,10 +125,15 @@ class Line:
                 planned.append((state.stage, "reuse", "its inputs are unchanged"))
         return planned
 
-    def run(self, *, start: Stage | None = None, on_stage: Callable[[Stage, str], None]) -> Outcome:
+    def run(
+        self,
+        *,
+        start: Stage | None = None,
+        progress: Callable[[str], AbstractContextManager[None]] = lambda text: nullcontext(),
+    ) -> Outcome:
         """Run every stage that is not fresh, in order, and all from `start` on; stop at the first gate that fails.
 
-        `on_stage(stage, why)` is told of each stage before it runs. The workspace is locked meanwhile.
+        Each stage runs inside `progress("stage (why it runs)")`. The workspace is locked meanwhile.
         """
         ran: list[Stage] = []
         reused: list[Stage] = []
@@ -138,8 +145,8 @@ class Line:
                     reused.append(stage)
                     verdict = state.verdict
                 else:
-                    on_stage(stage, state.why or "asked for")
-                    verdict = self._run(stage)
+                    with progress(f"{stage} ({state.why or 'asked for'})"):
+                        verdict = self._run(stage)
                     ran.append(stage)
                 if verdict not in ("", "holds"):
                     return Outcome(verdict, tuple(ran), stage, tuple(reused))
@@ -177,7 +184,7 @@ class Line:
         by_stage: dict[Stage, dict[str, Any]] = {
             "decompose": {
                 "recipe": o.recipe,
-                "recipe_hash": self._recipe_hash(),
+                "recipe_hash": self._recipe_hash,
                 "trust": o.trust,
                 "require": o.require,
                 "trust_recipe": o.trust_recipe,
@@ -193,6 +200,11 @@ class Line:
         }
         return {name: value for name, value in by_stage[stage].items() if value not in (None, False)}
 
+    @cached_property
+    def _reference_hash(self) -> str:
+        return find_reference_source(self.repo).revision_hash
+
+    @cached_property
     def _recipe_hash(self) -> str | None:
         """SHA-256 (hex) of the recipe that these options lead to; None where no recipe matches the model."""
         recipe = load_recipe(self.options.recipe) if self.options.recipe else find_recipe(self.repo.config)

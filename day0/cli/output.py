@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -73,17 +74,21 @@ class Output:
 
     @contextmanager
     def progress(self, text: str) -> Iterator[None]:
-        """Say what is going on until it is done: a spinner on a terminal, one line elsewhere."""
+        """Say what is going on until it is done, and how long it took: a spinner on a terminal, a line elsewhere."""
         if self.quiet:
             yield
             return
+        from rich.markup import escape
+
+        begun = time.monotonic()
         console = self._console(sys.stderr)
         if not console.is_terminal or os.environ.get("CI", "").lower() in ("1", "true"):
-            self.note(text)
+            self.note(f"{text} ...")
             yield
-            return
-        with console.status(text):
-            yield
+        else:
+            with console.status(escape(text)):
+                yield
+        self.note(f"{text}: {time.monotonic() - begun:.1f} s")
 
     def _console(self, stream: TextIO) -> "Console":
         from rich.console import Console

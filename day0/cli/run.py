@@ -55,7 +55,7 @@ def run(
         out.table(steps)
         out.document({"workspace": str(folder), "stages": steps})
         return
-    outcome = line.run(start=start, on_stage=lambda stage, why: out.note(f"{stage}: {why}"))
+    outcome = line.run(start=start, progress=out.progress)
     rows = stage_rows(line, outcome)
     out.table(rows, title=f"{line.repo.name}: {outcome.verdict}")
     out.document(

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from day0.artifacts.layout import Component
+from day0.artifacts.layout import PAGE_TOKENS, Component
 from day0.kernels.interface.attributes import Attributes
-from day0.kernels.interface.batch import PAGE_TOKENS
 from day0.kernels.interface.kind import Weight
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_ci_gets_a_line_instead_of_a_spinner(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     with Output().progress("working"):
         pass
-    assert terminal.getvalue().replace("\x1b[0m", "").strip() == "working"
+    assert re.fullmatch(r"working \.\.\.\nworking: 0\.\d s\n", terminal.getvalue())
 
 
 def test_a_terminal_gets_a_spinner_and_colour(monkeypatch):
@@ -85,6 +86,7 @@ def test_a_terminal_gets_a_spinner_and_colour(monkeypatch):
     with Output().progress("working"):
         pass
     Output().warn("careful")
+    assert "working: 0." in terminal.getvalue()
     assert "\x1b[?25l" in terminal.getvalue() and "\x1b[33mwarning: careful" in terminal.getvalue()
 
 

@@ -1,0 +1,193 @@
+import json
+import shutil
+import time
+from functools import cache
+
+import pytest
+
+from day0.demo import model_path
+from day0.errors import Day0Error
+from day0.pipeline import Line, RunOptions, open_line, open_model
+from day0.workspace import STAGES
+from tests.check.alignments import alignment
+from tests.mapping.inventories import inventory_of_config
+
+
+@cache
+def demo_inventory():
+    return inventory_of_config(open_model("demo").config)
+
+
+class Quick(Line):
+    """The line with decompose and align replaced by records that say what `holds` says."""
+
+    holds = {"decompose": True, "align": "holds"}
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ran = []
+
+    def _run(self, stage):
+        self.ran.append(stage)
+        return super()._run(stage)
+
+    def _decompose(self):
+        holds = self.holds["decompose"]
+        made = demo_inventory().model_copy(update={"produced_by": self.expected("decompose"), "holds": holds})
+        made.write(self.workspace.folder)
+        return "holds" if holds else "does not hold"
+
+    def _generate(self):
+        package = self.workspace.folder / "package"
+        package.mkdir(exist_ok=True)
+        (package / "manifest.json").write_text(
+            json.dumps({"produced_by": self.expected("generate").model_dump(mode="json")})
+        )
+        return ""
+
+    def _align(self):
+        made = alignment(holds=self.holds["align"]).model_copy(update={"produced_by": self.expected("align")})
+        made.write(self.workspace.folder)
+        return made.holds
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """quick(**options): a fresh Quick line on ./demo.day0."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(**options):
+        plain = open_line("demo", RunOptions(**options))
+        return Quick(plain.repo, plain.workspace, plain.options)
+
+    return make
+
+
+def test_the_line_runs_once_and_then_reuses(quick):
+    line = quick()
+    outcome = line.run()
+    assert outcome.verdict == "holds" and outcome.ran == STAGES and outcome.reused == ()
+    again = quick()
+    assert again.run().reused == STAGES and again.ran == []
+
+
+def test_a_run_resumes_at_the_first_stage_whose_inputs_changed(quick):
+    quick().run()
+    folder = quick().workspace.folder
+    (folder / "plan.yaml").write_text((folder / "plan.yaml").read_text() + "\n")
+    outcome = quick().run()
+    assert outcome.reused == ("decompose", "map") and outcome.ran == ("generate", "align")
+
+
+def test_a_lost_artifact_is_made_again_and_what_follows_only_when_it_differs(quick):
+    quick().run()
+    (quick().workspace.folder / "plan.yaml").unlink()
+    outcome = quick().run()
+    assert outcome.ran == ("map",), "the new plan equals the old one, so what was made from it stands"
+
+
+def test_from_runs_that_stage_and_all_after_it(quick):
+    quick().run()
+    outcome = quick().run(start="generate")
+    assert outcome.reused == ("decompose", "map") and outcome.ran == ("generate", "align")
+
+
+def test_from_a_stage_whose_inputs_are_missing_runs_those_first(quick):
+    assert quick().run(start="align").ran == STAGES
+
+
+@pytest.mark.parametrize(
+    ("options", "ran"),
+    [
+        ({"device": "h200"}, ("map", "generate", "align")),
+        ({"dtype": "float64"}, ("map", "generate", "align")),
+        ({"layers": 2}, ("generate", "align")),
+        ({"dummy_weights": True}, ("generate", "align")),
+        ({"greedy_tokens": 8}, ("align",)),
+        ({"force": True}, ()),
+    ],
+)
+def test_an_option_reruns_the_stages_that_depend_on_it(quick, options, ran):
+    quick().run()
+    assert quick(**options).run().ran == ran
+
+
+def test_changed_seed_reruns_decompose(quick):
+    quick().run()
+    assert quick(seed=1).run().ran[0] == "decompose"
+
+
+def test_a_gate_that_fails_stops_the_line(quick, monkeypatch):
+    monkeypatch.setitem(Quick.holds, "decompose", False)
+    outcome = quick().run()
+    assert (outcome.verdict, outcome.stopped_at, outcome.ran) == ("does not hold", "decompose", ("decompose",))
+    assert not (quick().workspace.folder / "plan.yaml").exists()
+    again = quick().run()
+    assert again.stopped_at == "decompose" and again.ran == (), "a fresh verdict is not asked for twice"
+
+
+@pytest.mark.parametrize("verdict", ["does not hold", "inconclusive"])
+def test_aligns_verdict_is_the_lines(quick, monkeypatch, verdict):
+    monkeypatch.setitem(Quick.holds, "align", verdict)
+    outcome = quick().run()
+    assert (outcome.verdict, outcome.stopped_at, outcome.ran) == (verdict, "align", STAGES)
+
+
+def test_a_killed_stage_leaves_a_line_that_resumes(quick, monkeypatch):
+    line = quick()
+    monkeypatch.setattr(line, "_generate", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        line.run()
+    outcome = quick().run()
+    assert outcome.reused == ("decompose", "map") and outcome.ran == ("generate", "align")
+
+
+def test_a_changed_recipe_reruns_everything(quick, tmp_path):
+    from day0.language.recipe import find_recipe, write_recipe
+
+    recipe = find_recipe(open_model("demo").config)
+    path = tmp_path / "mine.yaml"
+    path.write_text(write_recipe(recipe))
+    quick(recipe=str(path)).run()
+    assert quick(recipe=str(path)).run().ran == ()
+    path.write_text(write_recipe(recipe.model_copy(update={"paper": "another"})))
+    assert quick(recipe=str(path)).run().ran[0] == "decompose"
+
+
+def test_demo_is_a_reserved_name_and_a_dotted_path_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_path(), tmp_path / "demo")
+    assert open_model("demo").files.local_path("config.json").resolve().parent == model_path().resolve()
+    assert open_model("./demo").files.local_path("config.json").resolve().parent == (tmp_path / "demo").resolve()
+    assert open_model("demo").name == open_model("./demo").name == "demo"
+
+
+def test_a_workspace_remembers_its_model(quick, tmp_path):
+    quick().run()
+    assert open_line(None, RunOptions()).repo.name == "demo"
+    copy = tmp_path / "copy"
+    shutil.copytree(model_path(), copy)
+    line = open_line(str(copy), RunOptions())
+    line.workspace.claim()
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "note": 1}))
+    with pytest.raises(Day0Error, match="workspace of another model"):
+        open_line(None, RunOptions(), line.workspace.folder)
+
+
+def test_two_runs_at_once(quick):
+    line = quick()
+    with line.workspace.locked():
+        begun = time.monotonic()
+        with pytest.raises(Day0Error, match="in use by another run"):
+            quick().run()
+        assert time.monotonic() - begun < 30
+
+
+def test_the_whole_line_on_a_small_model(tmp_path, monkeypatch, tiny_repo):
+    """Every stage as it is, on the smallest model that holds."""
+    monkeypatch.chdir(tmp_path)
+    line = open_line(str(tiny_repo("kimi_linear")), RunOptions(greedy_tokens=4))
+    outcome = line.run()
+    assert outcome.verdict == "holds" and outcome.ran == STAGES
+    assert open_line(None, RunOptions(greedy_tokens=4)).run().reused == STAGES
