@@ -182,7 +182,10 @@ class _Ties:
         self.by_package = torch.zeros(rows, dtype=torch.bool)
 
     def stable_rows(self, tensor: _Compared, floor: float) -> Tensor:
-        """[N] bool: the rows of this tensor to compare. Remembers the others, and who moved them."""
+        """[N] bool: the rows of this tensor to compare. Remembers the others, and who moved them.
+
+        Where the package alone moves more rows than ties explain, they stay in: then it is the operator.
+        """
         reference = row_errors(tensor.reference, tensor.truth)
         usual = max(float(reference.median()), floor)
         moved = reference > JUMP * usual
@@ -190,14 +193,12 @@ class _Ties:
             moved |= row_errors(probe, tensor.truth) > JUMP * usual
         alone = (row_errors(tensor.package, tensor.truth) > JUMP * usual) & ~moved
         self.by_reference |= moved
+        if int(alone.sum()) > _most_alone(int(moved.sum())):
+            return ~moved
         self.by_package |= alone
         return ~(moved | alone)
 
     def report(self, gate: str, mode: Mode, prompt: str) -> UnstableRows:
-        """Rows that the package alone moves may be as many again as the reference's, and counting noise.
-
-        The counts are Poisson: three standard deviations of (reference + 1) above the reference's own.
-        """
         reference, package = int(self.by_reference.sum()), int(self.by_package.sum())
         return UnstableRows(
             dtype=gate.removeprefix("precision "),
@@ -207,8 +208,16 @@ class _Ties:
             reference=reference,
             package=package,
             total=len(self.by_reference),
-            bound=int(reference + 3 * math.sqrt(reference + 1)),
+            bound=_most_alone(reference),
         )
+
+
+def _most_alone(by_reference: int) -> int:
+    """How many rows ties may move in the package alone, where the reference moves `by_reference` itself.
+
+    As many again, and counting noise: three standard deviations of a Poisson count of (by_reference + 1).
+    """
+    return int(by_reference + 3 * math.sqrt(by_reference + 1))
 
 
 def row_errors(computed: Tensor, exact: Tensor) -> Tensor:

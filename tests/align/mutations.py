@@ -12,9 +12,23 @@ from day0.artifacts.alignment import FirstBad
 from day0.kernels.interface.package import Package
 from day0.kernels.registry import get_kind
 
-# Attributes that say in which dtype something is computed or rounded: a float64 run cannot see them, the precision gate
-# in bf16 does.
-ABOUT_DTYPES = {"cast", "float32", "router_float32"}
+# (kind, attribute) -> why a float64 run may not see a wrong value. What is not listed has to be seen.
+MAY_BE_UNSEEN = {
+    ("norm", "cast"): "says where float32 goes back to the activation dtype: both are float64",
+    ("linear", "float32"): "says in which dtype: float64 either way",
+    ("moe", "router_float32"): "says in which dtype: float64 either way",
+    ("moe", "renormalise_eps"): "1e-15 beside a sum of scores of order 1 is below the bound",
+    ("moe", "clamp"): "limits that no activation of a small random model reaches",
+    ("mlp", "clamp"): "limits that no activation of a small random model reaches",
+    ("norm", "gate_order"): "means nothing without a gate",
+    ("recurrence", "lower_bound"): "means nothing in another decay form",
+    ("recurrence", "time_step_min"): "no time step of a small random model lies under it",
+    ("recurrence", "time_step_max"): "no time step of a small random model lies above it",
+    ("recurrence", "slope_scale"): "means nothing where the decay is not constant",
+    ("residual_mix", "width"): "sizes weights only, of which this scheme has none",
+    ("index_select", "scale"): "a positive factor of all scores changes no choice",
+    ("index_select", "weight_scale"): "a positive factor of all scores changes no choice",
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,11 @@ def try_mutation(package: Package, expected: Sequence[Expected], mutation: Mutat
     first = layers[0] if bad.layer is None else f"layers.{bad.layer}.{mutation.operator}"
     named = mutation.operator in names and first in layers
     return Outcome(mutation, "named" if named else "misnamed", bad)
+
+
+def unseen_because(package: Package, mutation: Mutation) -> str:
+    """Why a mutation may leave every tensor as it is; "" when it may not."""
+    return MAY_BE_UNSEEN.get((mutation.kind, mutation.attribute), "")
 
 
 def _other_values(kind: str, attributes: Any, attribute: str) -> list[Any]:

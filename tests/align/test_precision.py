@@ -1,0 +1,97 @@
+"""Precision: rounding like the reference's holds, more than twice of it does not, ties are told from rounding."""
+
+import math
+
+import pytest
+import torch
+
+from day0.align.exactness import check_exactness
+from day0.align.gates import precision_gate
+from day0.align.precision import JUMP, Precision, _Compared, _Ties, check_precision, row_errors, ulp_floor
+
+
+@pytest.fixture
+def located(exact_package, expected):
+    return check_exactness(exact_package, expected[:1]).located
+
+
+def test_the_package_rounds_like_the_reference(package, exact_reference, reference, located, prompts):
+    result = check_precision(package, exact_reference, reference, located, prompts, modes=("isolated", "propagated"))
+    assert precision_gate("p", result).verdict == "holds"
+    isolated = {(r.layer, r.operator, r.port) for r in result.rows if r.mode == "isolated"}
+    assert (1, "delta", "o") in isolated and (3, "layer", "") in isolated and (None, "logits", "") in isolated
+    assert {(r.operator, r.layer) for r in result.rows if r.mode == "propagated"} == {
+        ("layer", 0), ("layer", 1), ("layer", 2), ("layer", 3), ("logits", None)
+    }  # fmt: skip
+    # errors are float32's: neither zero everywhere nor beyond a few hundred roundings
+    errors = [row.error for row in result.rows]
+    assert 1e-8 < max(errors) < 1e-5
+
+
+def test_an_operator_that_rounds_too_much_is_named(package, exact_reference, reference, located, prompts):
+    """An accumulation in half precision: 2^-11 against float32's 2^-24."""
+    operator = next(op for op in package.operators() if op.name == "layers.1.delta_norm")
+    plain = operator.run
+    operator.run = lambda *ports, **named: plain(*(p.half().float() for p in ports), **named)
+    result = check_precision(package, exact_reference, reference, located, prompts, modes=("isolated",))
+    failing = [row for row in result.rows if row.verdict != "holds"]
+    assert failing[0].layer == 1 and failing[0].operator == "delta_norm" and failing[0].ratio > 100
+    assert {row.layer for row in failing} == {1}
+    assert precision_gate("p", result).verdict == "does not hold"
+
+
+def test_floor_is_about_one_rounding():
+    assert ulp_floor(torch.float32, 1) == pytest.approx(2**-24 * 2 / math.sqrt(3))
+    assert ulp_floor(torch.float32, 4096) < 5 * 2**-24
+    # bf16 values rounded once from exact ones lie below it, on average
+    exact = torch.rand(100_000, dtype=torch.float64) + 1
+    once = (exact.bfloat16().double() - exact).norm() / exact.norm()
+    assert 0.3 * ulp_floor(torch.bfloat16, 2) < once < ulp_floor(torch.bfloat16, 2)
+
+
+def compared(reference, package, probes=()):
+    truth = torch.ones(10, 4, dtype=torch.float64)
+    move = lambda sizes: truth * (1 + torch.tensor(sizes, dtype=torch.float64)[:, None])  # noqa: E731
+    return _Compared(0, "a", "", "", "", truth, move(reference), tuple(move(p) for p in probes), move(package))
+
+
+def test_rows_on_a_tie_are_left_out_and_counted():
+    small = [1e-7] * 10
+    jumped = [*small[:9], 0.3]
+    ties = _Ties(10)
+    assert ties.stable_rows(compared(small, jumped), 1e-8).tolist() == [True] * 9 + [False]
+    assert (ties.report("g", "isolated", "p").reference, ties.report("g", "isolated", "p").package) == (0, 1)
+    # a jump that rounding alone causes in the reference is the reference's, whether or not the package jumps too
+    ties = _Ties(10)
+    ties.stable_rows(compared(small, jumped, probes=[jumped]), 1e-8)
+    report = ties.report("g", "isolated", "p")
+    assert (report.reference, report.package, report.rows) == (1, 0, (9,))
+
+
+def test_ordinary_spread_is_no_tie():
+    spread = [1e-7 * (1 + i % 5) for i in range(10)]
+    assert _Ties(10).stable_rows(compared(spread, [JUMP * 0.9e-7] * 10), 1e-8).all()
+
+
+def test_more_jumps_of_the_package_alone_than_ties_explain_are_compared():
+    ties = _Ties(10)
+    assert ties.stable_rows(compared([1e-7] * 10, [1e-7] * 6 + [0.3] * 4), 1e-8).all()
+    assert ties.report("g", "isolated", "p").package == 0
+    assert int(ties.stable_rows(compared([1e-7] * 10, [1e-7] * 7 + [0.3] * 3), 1e-8).sum()) == 7
+
+
+def test_jumps_in_other_rows_of_each_tensor_do_not_hold():
+    """Few in every tensor, but together more than ties explain."""
+    ties = _Ties(10)
+    for row in range(5):
+        ties.stable_rows(compared([1e-7] * 10, [0.3 if i == row else 1e-7 for i in range(10)]), 1e-8)
+    report = ties.report("g", "isolated", "p")
+    assert report.package == 5 > report.bound == 3
+    assert precision_gate("p", Precision(unstable=[report])).verdict == "does not hold"
+
+
+def test_row_errors_are_infinite_for_nan():
+    truth = torch.ones(2, 3)
+    wrong = truth.clone()
+    wrong[1, 0] = math.nan
+    assert row_errors(wrong, truth).tolist() == [0.0, math.inf]
