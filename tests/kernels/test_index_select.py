@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from day0.kernels.index_select.contract import TORCH
-from day0.kernels.index_select.reference import index_scores, index_select, select
+from day0.kernels.index_select.reference import index_scores, index_select, pool_keys, select
 from day0.kernels.interface.kind import Work
 from day0.kernels.registry import get_kind
 from tests.kernels.paged import PagedSequences
@@ -153,7 +153,7 @@ def test_scores(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("chunks", [[[1] * 70, [3, 63]], [[64, 6], [0, 0, 65, 1]], [[0, 7, 1, 62], [66]]])
+@pytest.mark.parametrize("chunks", [[[1] * 70, [3, 63]], [[64, 6], [0, 0, 65, 1]], [[0, 7, 1, 62], [66]], [[70], [66]]])
 def test_chunked_and_packed_equal_each_sequence_alone_in_one_pass(form, chunks):
     a, sequences, weights = random_case(form, [70, 66])
     got, memory = run(a, sequences, weights, chunks)
@@ -244,6 +244,29 @@ def test_scores_are_float32_inside_and_pooled_keys_rounded_to_the_activation_dty
         assert (keys.double() - wanted).abs().max() <= (0 if form == "token" else 6 * 2**-9 * wanted.abs().max())
 
 
+def test_pooled_keys_are_rounded_where_the_families_round():
+    """In bfloat16, to the bit: softmax, mean and norm in float32, each result rounded, products of rounded numbers."""
+    keys, gates, bias = torch.randn(3, 40, DIM).bfloat16().unbind()
+    norm = torch.randn(DIM).bfloat16()
+    softmax = KIND.parse(FORMS["softmax"])
+    shares = (gates.float().view(10, 4, DIM) + bias[:4].float()).softmax(dim=1).bfloat16()
+    pooled = (shares * keys.view(10, 4, DIM)).sum(dim=1)
+    assert torch.equal(pool_keys(softmax, 3, keys, gates, pool_bias=bias[:4]), pooled)
+
+    normed = KIND.parse(FORMS["mean_norm"] | dict(pool=4))
+    mean = keys.view(10, 4, DIM).float().mean(dim=1).bfloat16()
+    root = torch.rsqrt(mean.float().pow(2).mean(-1, keepdim=True) + 0.1)
+    want = (mean.float() * root * (1.0 + norm.float())).bfloat16()
+    assert torch.equal(pool_keys(normed, 3, keys, None, pooled_norm=norm), want)
+
+    turned = KIND.parse(FORMS["mean_rotary"] | dict(pool=4))
+    angles = torch.outer(torch.arange(12, 52, 4).float(), torch.tensor([1.0, 50.0**-0.5]))
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    first, second = mean[:, :2], mean[:, 2:4]
+    want = torch.cat((first * cos - second * sin, second * cos + first * sin, mean[:, 4:]), dim=-1)
+    assert torch.equal(pool_keys(turned, 3, keys, None), want)
+
+
 @pytest.mark.parametrize(
     "form,change,message",
     [
@@ -314,6 +337,7 @@ def test_cost_grows_linearly_with_context():
         ("softmax", dict(pool=128, budget=128), "pools of 128"),
         ("softmax", dict(budget=6), "a budget of 6 tokens is no multiple of pools of 4"),
         ("mean_rotary", dict(pooled_rotary_theta=0.0), "go together"),
+        ("mean_rotary", dict(pooled_rotary_theta=1.0), "go together"),
         ("mean_rotary", dict(pooled_rotary_dim=0), "go together"),
         ("mean_rotary", dict(pooled_rotary_dim=8), "exceeds dim 6"),
         ("mean_rotary", dict(pooled_rotary_dim=3), "pooled_rotary_dim"),
@@ -324,6 +348,10 @@ def test_cost_grows_linearly_with_context():
 def test_parse_refusals(form, given, message):
     with pytest.raises(ValueError, match=message):
         KIND.parse(FORMS[form] | given)
+
+
+def test_all_channels_may_turn_and_any_base_above_one_is_legal():
+    assert KIND.parse(FORMS["mean_rotary"] | dict(pooled_rotary_dim=6, pooled_rotary_theta=1.5)).pooled_rotary_dim == 6
 
 
 def test_weights():

@@ -87,6 +87,9 @@ def plain(a, x, owned):
         dict(selection_bias=True, groups=4, groups_kept=2),
         dict(selection_bias=False, groups=3, groups_kept=1),
         dict(selection_bias=True, groups=2, groups_kept=1),
+        dict(groups=4, groups_kept=2, top_k=5),
+        dict(experts=4, groups=2, groups_kept=1, top_k=2),
+        dict(experts=1, top_k=1),
         dict(renormalise=False, renormalise_eps=0.0, routed_scale=2.5),
         dict(renormalise_eps=0.3, routed_scale=1.7),
         dict(shared_hidden=7),
@@ -144,6 +147,26 @@ def test_router_precision_in_bfloat16():
         # float32: 64 products summed, logits up to ~30; the relative error of exp is the absolute error of the logit:
         # 30 * 64 ulp of 6e-8; bfloat16: one rounding, 2^-8 of a value below 1
         assert (weights.double() - want).abs().max() < (1.2e-4 if float32 else 2**-8)
+
+
+def test_weights_in_the_activation_dtype_are_rounded_after_a_float32_softmax():
+    a = KIND.parse(SOFTMAX | dict(width=64, router_float32=False))
+    x, router = torch.randn(50, 64).bfloat16(), torch.randn(12, 64).bfloat16() / 8
+    best = torch.nn.functional.linear(x, router).float().softmax(-1).topk(3).values
+    assert torch.equal(route(a, x, router)[1], (best / best.sum(-1, keepdim=True)).bfloat16())
+
+
+def test_experts_weighted_in_the_activation_dtype_are_summed_in_float32():
+    a = KIND.parse(SOFTMAX | dict(width=32, hidden=16, top_k=12, router_float32=False))
+    owned = {n: torch.randn(w.shape).bfloat16() for n, w in KIND.weights(a).items()}
+    x = torch.randn(20, 32).bfloat16()
+    ids, weights, _ = route(a, x, owned["router"])
+    want = torch.zeros(20, 32)
+    for e in range(12):
+        gate, up = torch.nn.functional.linear(x, owned["gate_up"][e]).chunk(2, dim=-1)
+        out = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, owned["down"][e])
+        want += (out * weights.gather(1, (ids == e).int().argmax(1, keepdim=True))).float()
+    assert torch.equal(moe(a, x, **owned), want.bfloat16())
 
 
 def test_sum_over_experts_is_rounded_once():
@@ -292,6 +315,7 @@ def test_contract_refuses_what_cannot_be():
         (dict(groups=2, groups_kept=0), "groups_kept 0"),
         (dict(groups=5, groups_kept=1), "do not divide"),
         (dict(groups=12, groups_kept=3), "needs two experts"),
+        (dict(experts=2, groups=2, groups_kept=1, top_k=1), "needs two experts"),
         (dict(top_k=13), "outside 1..12"),
         (dict(groups=4, groups_kept=1, top_k=4), "outside 1..3"),
         (dict(top_k=0), "outside 1..12"),

@@ -256,6 +256,9 @@ def _other_calls(node: ast.Call) -> Iterator[ast.expr]:
     if len(args) >= 2 and not any(_is_fixed(a) for a in args[:2]):
         yield ast.Call(function, [args[1], args[0], *args[2:]], node.keywords)
     for i in range(len(node.keywords)):
+        # Where a tensor stands shows only on a machine with a GPU.
+        if node.keywords[i].arg == "device":
+            continue
         yield ast.Call(function, args, node.keywords[:i] + node.keywords[i + 1 :])
     other = FUNCTION.get(_name(function))
     if other and isinstance(function, ast.Attribute):
