@@ -134,8 +134,9 @@ def _name(
     del reference
     filled = fill_operators(package, repo, dtype, layer=layer)
     judgement = Judgement(_run_package_layer(package, layer, prompt, entered), traced.index(), bound)
+    culprits = judgement.culprits(judgement.excused_ports(), prompt.name, every_layer=False)
     empty_operators(filled)
-    return judgement.culprits(judgement.excused_ports(), prompt.name, every_layer=False)
+    return culprits
 
 
 def _row(prompt: Prompt, layer: int | None, name: str, computed: Tensor, exact: Tensor, bound: float) -> Row:

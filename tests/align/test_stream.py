@@ -1,0 +1,105 @@
+"""Layer by layer: the same verdicts as at once, in the memory of one layer."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from day0.align.exactness import check_exactness
+from day0.align.stream import stream_exactness
+from day0.language.program import apply_recipe
+from day0.repo.model_repo import ModelRepo
+
+from .packages import recipe_of, write_program
+
+
+def test_agrees_with_the_whole_model(repo, folder, prompts, exact_package, expected):
+    streamed = stream_exactness(repo, folder, prompts)
+    assert streamed.bad == [] and {row.verdict for row in streamed.rows} == {"holds"}
+    assert [(row.layer, row.prompt) for row in streamed.rows if row.prompt == "short"] == [
+        (0, "short"), (1, "short"), (2, "short"), (3, "short"), (None, "short")
+    ]  # fmt: skip
+    # the chain of stored outputs ends in the whole reference's logits: both compare the same package with it
+    whole = [row for row in check_exactness(exact_package, expected).rows if row.operator == "layer"]
+    assert max(row.error for row in streamed.rows) < 10 * max(row.error for row in whole) + 1e-15
+
+
+def test_the_operator_of_a_differing_layer_is_named(repo, prompts, tmp_path):
+    recipe = recipe_of(repo)
+    wrong = {**recipe.operators, "delta_norm": {**recipe.operators["delta_norm"], "eps": 1e-3}}
+    program = apply_recipe(recipe.model_copy(update={"operators": wrong}), repo.config, repo.tensors)
+    streamed = stream_exactness(repo, write_program(program, repo, tmp_path / "package"), prompts)
+    assert [(bad.layer, bad.operator) for bad in streamed.bad] == [(i, "delta_norm") for i in (0, 1, 2)]
+    assert {row.layer for row in streamed.rows if row.verdict != "holds"} == {0, 1, 2}
+
+
+def test_a_wrong_head_shows_in_the_logits(repo, prompts, tmp_path):
+    recipe = recipe_of(repo)
+    wrong = {**recipe.operators, "final_norm": {**recipe.operators["final_norm"], "eps": 1e-3}}
+    program = apply_recipe(recipe.model_copy(update={"operators": wrong}), repo.config, repo.tensors)
+    streamed = stream_exactness(repo, write_program(program, repo, tmp_path / "package"), prompts)
+    assert {(row.layer, row.operator) for row in streamed.rows if row.verdict != "holds"} == {(None, "logits")}
+
+
+# Runs under a limit on its address space: what it has after loading the libraries, and an allowance.
+UNDER_A_LIMIT = """
+    import resource, sys
+    from pathlib import Path
+    import torch
+    from day0.align.stream import stream_exactness
+    from day0.align.training_side import reference_in
+    from day0.artifacts.alignment import Prompt
+    from day0.engine.package import load_package
+    from day0.reference.load import build_reference, config_from_dict
+    from day0.repo.model_repo import ModelRepo
+    repo, folder, way, allowance = ModelRepo.open(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    # what the libraries map on first use is no part of the measure
+    build_reference(config_from_dict(repo.config)[0], device="meta")
+    torch.randn(8, 8) @ torch.randn(8, 8)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + allowance, held + allowance))
+    if way == "stream":
+        result = stream_exactness(repo, folder, [Prompt(name="a", ids=(1, 2, 3, 4, 5))])
+        assert all(row.verdict == "holds" for row in result.rows), result.bad
+    else:
+        package = load_package(folder, repo, dtype=torch.float64)
+        reference = reference_in(repo, torch.float64)
+    print("done")
+"""
+
+
+def run_within(repo: ModelRepo, folder: Path, way: str, allowance: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(UNDER_A_LIMIT), repo.source, str(folder), way, str(allowance)]
+    # One arena, and large blocks given back at once: address space is then what the program holds.
+    settings = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **settings})
+
+
+def test_peak_is_one_layer(tiny_repo, tmp_path):
+    """16 equal layers: whole, package and reference are 32 layers in float64."""
+    repo = ModelRepo.open(tiny_repo("olmo_hybrid", layers=16, intermediate_size=6144))
+    program = apply_recipe(recipe_of(repo), repo.config, repo.tensors)
+    folder = write_program(program, repo, tmp_path / "package")
+    elements = sum(torch.Size(h.shape).numel() for n, h in repo.tensors.items() if ".layers." in n)
+    layer = 8 * elements // 16
+    # The layer, the checkpoint's tensors that it is made of and the copy while it is converted (at most three layers);
+    # 100 MB are for what torch and transformers map as they run (thread stacks, lazily loaded modules).
+    allowance = 3 * layer + 100_000_000
+    assert allowance < 16 * layer
+    whole = run_within(repo, folder, "whole", allowance)
+    assert whole.returncode != 0 and "alloc" in whole.stderr.lower()
+    streamed = run_within(repo, folder, "stream", allowance)
+    assert streamed.returncode == 0, streamed.stderr[-2000:]
+
+
+def test_layers_that_need_more_than_hidden_states_are_refused(tiny_repo, tmp_path, prompts):
+    from day0.errors import Day0Error
+
+    repo = ModelRepo.open(tiny_repo("qwen4_exp"))
+    folder = write_program(apply_recipe(recipe_of(repo), repo.config, repo.tensors), repo, tmp_path / "package")
+    with pytest.raises(Day0Error, match="cannot be built alone"):
+        stream_exactness(repo, folder, prompts[:1])
