@@ -38,7 +38,7 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
     value does, the reference's nearest tensors take the place of the outputs.
     """
     changes: Changes = {}
-    forced: set[tuple[str, str]] = set()
+    forced: dict[tuple[str, str], str] = {}
     verdicts: dict[str, _Verdict] = {}
     unseen: set[str] = set()
     found: list[Found] = []
@@ -62,13 +62,13 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
             continue
         if _only_chooses(first, found):
             unseen.add(first.name)
-            forced |= {f.call.key for f in found if f.name == first.name}
+            forced |= {f.call.key: "" for f in found if f.name == first.name}
             continue
         culprit, verdict = _blame(chain, probes)
         verdicts[culprit.name] = verdict
         if culprit.failure:
             break
-        forced |= {f.call.key for f in found if f.name == culprit.name}
+        forced |= {f.call.key: _moved(verdict.location, culprit, f) for f in found if f.name == culprit.name}
     return _proofs(found, probes, verdicts, unseen, program)
 
 
@@ -247,6 +247,11 @@ def _blame(chain: Sequence[Found], probes: Sequence[Probe]) -> tuple[Found, _Ver
         return failed, _Verdict(f"{failed.call.use.path}: {failed.failure}")
     path = chain[0].call.use.path
     return chain[0], _Verdict(f"{path}: what it computes is nowhere in the reference, nor is what follows from it")
+
+
+def _moved(location: str, culprit: Found, other: Found) -> str:
+    """The location in another layer of what was seen in the culprit's."""
+    return location.replace(f"layers.{culprit.call.use.layer}.", f"layers.{other.call.use.layer}.", 1)
 
 
 def _outputs(found: Found) -> list[Tensor]:

@@ -57,7 +57,7 @@ def _record(
         name=use.name,
         block=use.block,
         kind=use.kind,
-        attributes=use.attributes.model_dump(),
+        attributes=use.attributes.model_dump(mode="json"),
         layers=tuple(u.layer for u in places if u.layer is not None),
         inputs=tuple(links.inputs),
         outputs=tuple(links.outputs),
@@ -97,14 +97,19 @@ def evidence_of(proof: Proof | None) -> Evidence:
 def active_parameters(program: Program) -> int:
     """Weights read to compute one token: a lookup reads one row, a mixture its chosen experts.
 
-    What a kind's cost reads with one byte per weight, less what it reads with none.
+    What a kind's cost reads with one byte per weight, less what it reads with none, plus the weights whose size does
+    not follow the checkpoint's dtype.
     """
 
     def read(use: OperatorUse, weight_bytes: int) -> float:
         work = Work("decode", **DECODE, weight_bytes=weight_bytes)
         return get_kind(use.kind).cost(use.attributes, work).bytes_read
 
-    return round(sum(read(use, 1) - read(use, 0) for use in program.uses()))
+    def fixed(use: OperatorUse) -> int:
+        owned = get_kind(use.kind).weights(use.attributes).values()
+        return sum(math.prod(w.shape) for w in owned if w.dtype != "activation")
+
+    return round(sum(read(use, 1) - read(use, 0) + fixed(use) for use in program.uses()))
 
 
 def weights_dtype(tensors: Iterable[TensorHeader], config: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Prove operators by value: what a program computes is searched among what the reference computed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from day0.decompose.interpret import Interpreter, OperatorCall, OperatorFailure, Weights
 from day0.language.program import Program
-from day0.reference.match import Match, TensorIndex, arrange
+from day0.reference.match import Match, TensorIndex, arrange, error
 from day0.reference.trace import Trace
 
 
@@ -33,10 +33,21 @@ class Probe:
                 return match
         return None
 
-    def nearest(self, output: Tensor) -> tuple[Match, Tensor] | None:
-        """The recorded value most like a floating output, in its shape; None when none is related."""
+    def nearest(self, output: Tensor, location: str = "") -> tuple[Match, Tensor] | None:
+        """The recorded value most like a floating output, in its shape; None when none is related.
+
+        The value at `location` is taken where there is one of that size.
+        """
+        if not output.is_floating_point():
+            return None
+        there = [
+            value for index in self.indexes for place, value in index.same_size(output) if place == location and place
+        ]
+        if there:
+            value = min(there, key=lambda v: error(v, output))
+            return Match(location, (), error(value, output)), value.contiguous()
         found = [(match, index) for index in self.indexes if (match := index.nearest(output)) is not None]
-        if not found or not output.is_floating_point():
+        if not found:
             return None
         match, index = min(found, key=lambda pair: pair[0].error)
         return match, arrange(index[match.location], match.axes).reshape(output.shape).contiguous()
@@ -105,15 +116,15 @@ def search(
     *,
     tolerance: float,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-    forced: Iterable[tuple[str, str]] = (),
+    forced: Mapping[tuple[str, str], str] | None = None,
 ) -> list[Found]:
     """Run the program on the probes' tokens and look for each operator's outputs in the reference's trace.
 
-    `changes` replaces attributes by operator name. The outputs of the calls in `forced` (path, method), where they are
-    not found, are replaced by the recorded tensors nearest to them.
+    `changes` replaces attributes by operator name. Where outputs of a call in `forced` ((path, method) -> location)
+    are not found, what the reference has at that location, else what is nearest, takes their place.
     """
     interpreter = Interpreter(program, weights, changes or {}, max_tokens=sum(len(p.ids) for p in probes))
-    forced = frozenset(forced)
+    forced = forced or {}
     found: list[Found] = []
     for number, probe in enumerate(probes):
         # Keyed by identity: the values between operators are passed on as they are. Kept alive by `found`.
@@ -132,7 +143,7 @@ def search(
             outputs = list(call.outputs)
             for i, of_output in enumerate(matches):
                 if not all(of_output) and call.key in forced:
-                    outputs[i] = _nearest(probe, outputs[i])
+                    outputs[i] = _nearest(probe, outputs[i], forced[call.key])
                 elif not all(of_output):
                     unfound[id(outputs[i])] = record
             return tuple(outputs)
@@ -153,8 +164,8 @@ def tensors_of(value: Any) -> list[Tensor]:
     return [t for item in value for t in tensors_of(item)] if isinstance(value, tuple | list) else []
 
 
-def _nearest(probe: Probe, output: Any) -> Any:
+def _nearest(probe: Probe, output: Any, location: str) -> Any:
     if isinstance(output, tuple | list):
-        return type(output)(_nearest(probe, item) for item in output)
-    near = probe.nearest(output) if isinstance(output, Tensor) else None
+        return type(output)(_nearest(probe, item, "") for item in output)
+    near = probe.nearest(output, location) if isinstance(output, Tensor) else None
     return output if near is None else near[1]

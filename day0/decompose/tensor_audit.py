@@ -3,12 +3,13 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from day0.artifacts.inventory import TensorAudit
 from day0.kernels.interface.weight_map import built_shape
 from day0.kernels.registry import get_kind
 from day0.language.program import Program
-from day0.language.weights import tensor_names
+from day0.language.weights import Resolved, tensor_names
 from day0.repo.headers import TensorHeader
 
 
@@ -28,6 +29,7 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
     missing: list[str] = []
     mismatched: list[str] = []
     extents: dict[int, str] = {}
+    shapes: dict[Any, tuple[int, ...] | str] = {}
     for use in program.uses():
         expected = get_kind(use.kind).weights(use.attributes)
         for weight, source in use.weights.items():
@@ -38,10 +40,13 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
             if absent:
                 continue
             wanted = expected[weight].shape
-            try:
-                shape = built_shape(source, {name: tensors[name].shape for name in names})
-            except ValueError as error:
-                mismatched.append(f"{names[0]} ({use.path}.{weight}): {error}")
+            # Layers are alike: one shape per way of building from the same shapes.
+            key = _signature(source, tensors)
+            if key not in shapes:
+                shapes[key] = _built(source, {name: tensors[name].shape for name in names})
+            shape = shapes[key]
+            if isinstance(shape, str):
+                mismatched.append(f"{names[0]} ({use.path}.{weight}): {shape}")
                 continue
             if shape != wanted:
                 mismatched.append(f"{names[0]} ({use.path}.{weight}): {list(shape)}, the recipe expects {list(wanted)}")
@@ -61,3 +66,20 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
         ),
         extents,
     )
+
+
+def _built(source: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | str:
+    """The shape of a weight, or why its tensors do not fit."""
+    try:
+        return built_shape(source, shapes)
+    except ValueError as error:
+        return str(error)
+
+
+def _signature(source: Any, tensors: Mapping[str, TensorHeader]) -> Any:
+    """A resolved source with every tensor's name replaced by its shape."""
+    if isinstance(source, str):
+        return tensors[source].shape if source in tensors else source
+    if isinstance(source, Mapping):
+        return tuple((key, _signature(value, tensors)) for key, value in source.items())
+    return tuple(_signature(item, tensors) for item in source) if isinstance(source, list | tuple) else source

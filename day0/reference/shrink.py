@@ -85,8 +85,8 @@ def covering_layers(values: Mapping[str, Any]) -> int:
     periods = [v for k, v in values.items() if k.endswith(("_period", "_interval", "_freq")) and _is_count(v)]
     described = []
     for layer in range(count):
-        # Lists of layer numbers count from 0 or from 1; either way the layer on both sides of one is told apart.
-        numbers = [layer in ids or layer + 1 in ids for ids in chosen]
+        # Lists of layer numbers count from 0 or from 1; the prefix holds the numbered layer either way.
+        numbers = [n in ids for ids in chosen for n in (layer, layer + 1)]
         described.append((*(str(v[layer]) for v in lists), *numbers, *(layer < first for first in firsts)))
     needed = max(described.index(kind) for kind in set(described)) + 1
     return int(min(max(needed, 2, *periods), count, MAX_LAYERS))

@@ -1,0 +1,188 @@
+"""day0 decompose as a stage: the inventory of small and of full-size models, audits, foreign code, differences."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from day0.artifacts.base import Provenance
+from day0.artifacts.inventory import Inventory
+from day0.decompose import Options, diff, run
+from day0.demo import model_path
+from day0.language.recipe import find_recipe, write_recipe
+from day0.repo import ModelRepo
+from tests.decompose.headers import header_repo
+from tests.decompose.remote_repo import write_remote_repo
+
+PRODUCED_BY = Provenance(day0_version="0", model_hash="0")
+
+
+def decompose(folder, **options):
+    return run(ModelRepo.open(folder), Options(**options), PRODUCED_BY)
+
+
+def copy_repo(source, target, **config):
+    """A repo whose text config is changed."""
+    shutil.copytree(source, target)
+    path = target / "config.json"
+    data = json.loads(path.read_text())
+    data.get("text_config", data).update(config)
+    path.write_text(json.dumps(data))
+    return target
+
+
+@pytest.fixture(scope="module")
+def glm(tiny_repo):
+    return decompose(tiny_repo("glm5_next"))
+
+
+def test_the_demo_model_is_proved(tmp_path):
+    inventory = decompose(model_path(), require="proved")
+    assert inventory.holds
+    assert {o.evidence.established for o in inventory.operators} == {"proved"}
+    assert {"recurrence", "index_select", "sparse_attention", "residual_mix", "moe"} <= {
+        o.kind for o in inventory.operators
+    }
+    inventory.write(tmp_path)
+    assert Inventory.read(tmp_path) == inventory
+
+
+def test_operators(glm):
+    operators = {o.name: o for o in glm.operators}
+    delta = operators["delta"]
+    assert delta.layers == (0, 1, 2) and delta.status == "reuse" and delta.refusals == ()
+    assert [c.name for c in delta.state] == ["state"]
+    assert delta.after == ("qkv_conv", "decay_up", "beta_proj")
+    assert delta.inputs == ("q", "k", "v", "decay", "beta") and delta.outputs == ("o",)
+    mlp = operators["dense_mlp"]
+    assert mlp.parameters == 3 * 192 * 128
+    assert mlp.weights[0].tensors == (
+        "model.language_model.layers.0.mlp.gate_proj.weight",
+        "model.language_model.layers.0.mlp.up_proj.weight",
+    )
+    assert mlp.weights[0].transform == "concat of 2"
+    # Two FLOPs per weight and token, over 4096 and over one.
+    assert mlp.prefill.flops == pytest.approx(2 * mlp.parameters * 4096, rel=0.05)
+    assert mlp.decode.flops == pytest.approx(mlp.prefill.flops / 4096, rel=0.01)
+    assert glm.work == {
+        "prefill": dict(tokens=4096, sequences=1, context=0),
+        "decode": dict(tokens=1, sequences=1, context=4096),
+    }
+    assert ("delta", "delta_norm") in {f.operators for f in glm.fusions}
+
+
+def test_summary(glm):
+    assert glm.schedule == ("kda + dense_mlp", *["kda + experts"] * 2, "indexed_latent_attention + experts")
+    assert glm.reference.class_name == "Glm5NextForConditionalGeneration" and len(glm.reference.hash) == 64
+    idle = 3 * 6 * 3 * 64 * 128  # in 3 layers 6 of 8 experts, of 3 matrices each, are not read for a token
+    embedding = 259 * 128  # nor are all rows of the embedding but one
+    assert glm.parameters_active == sum(o.parameters for o in glm.operators) - idle - embedding
+    assert glm.weights_dtype == "float32" and glm.recipe == "glm5_next"
+
+
+def test_every_config_key_has_an_answer(glm, tiny_repo):
+    raw = json.loads((tiny_repo("glm5_next") / "config.json").read_text())
+    audited = {k.key: k for k in glm.config_audit}
+    assert {k for k in raw if k != "text_config"} <= set(audited)
+    assert {f"text_config.{k}" for k in raw["text_config"]} <= set(audited)
+    assert audited["text_config.hidden_size"].read_by == ("recipe", "reference")
+    assert audited["text_config.qk_head_dim"].detail == "the reference never reads it"
+    assert audited["text_config.use_cache"].detail == "the engine decides"
+    assert all(k.read_by or k.detail for k in glm.config_audit)
+
+
+def test_every_tensor_has_an_answer(glm, tiny_repo):
+    audit = glm.tensor_audit
+    whole = ModelRepo.open(tiny_repo("glm5_next")).tensors
+    assert audit.claimed + audit.left_out_count == len(whole)
+    assert (audit.unclaimed, audit.missing, audit.shape_mismatch) == ((), (), ())
+    assert "model.visual.*" in audit.left_out
+
+
+def test_a_config_that_the_tensors_contradict(tiny_repo, tmp_path):
+    changed = copy_repo(tiny_repo("qwen3_5"), tmp_path / "repo", intermediate_size=200)
+    inventory = decompose(changed)
+    assert not inventory.holds
+    assert any("up_proj" in text or "gate_proj" in text for text in inventory.tensor_audit.shape_mismatch)
+    (key,) = [k for k in inventory.config_audit if k.audit == "contradicted"]
+    assert key.key == "intermediate_size" and "192" in key.detail
+
+
+def test_lost_and_foreign_tensors(tiny_repo, tmp_path):
+    changed = copy_repo(tiny_repo("qwen3_5"), tmp_path / "repo")
+    tensors = load_file(changed / "model.safetensors")
+    tensors["stranger"] = tensors.pop("model.norm.weight")
+    save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
+    audit = decompose(changed).tensor_audit
+    assert audit.unclaimed == ("stranger",) and audit.missing == ("model.norm.weight",)
+
+
+def test_behaviour_beats_the_recipe(tiny_repo, tmp_path):
+    repo = tiny_repo("qwen3_5")
+    recipe = find_recipe(ModelRepo.open(repo).config)
+    wrong = recipe.model_copy(update={"operators": {**recipe.operators}})
+    wrong.operators["delta"] = {**recipe.operators["delta"], "qk_norm_eps": 0.01}
+    (tmp_path / "wrong.yaml").write_text(write_recipe(wrong))
+    inventory = decompose(repo, recipe=str(tmp_path / "wrong.yaml"))
+    assert not inventory.holds
+    (contradiction,) = [o.evidence.contradiction for o in inventory.operators if o.evidence.contradiction]
+    assert contradiction.startswith("layers.0.delta: qk_norm_eps is 0.01 in the recipe")
+    assert contradiction in inventory.warnings
+    trusted = decompose(repo, recipe=str(tmp_path / "wrong.yaml"), trust_recipe=True)
+    assert trusted.holds
+    changes = diff(decompose(repo), inventory)
+    assert [(c.what, c.name, c.before, c.after) for c in changes] == [("attribute", "delta.qk_norm_eps", 1e-6, 0.01)]
+
+
+@pytest.mark.parametrize(("name", "layers"), [("glm-5.3-flash", 45), ("qwen4-exp", 48)])
+def test_full_size(root, tmp_path, name, layers):
+    """Headers only; the limits are those of a quiet machine with 2 cores, so processor time is what counts."""
+    data = root / "tests" / "data" / name
+    repo = header_repo(data)
+    program = (
+        "import resource, sys, time; from pathlib import Path; from day0.artifacts.base import Provenance;"
+        "from day0.decompose import Options, run; from day0.repo import ModelRepo; start = time.process_time();"
+        "run(ModelRepo.open(Path(sys.argv[1]), headers_only=True), Options(),"
+        "Provenance(day0_version='0', model_hash='0')).write(Path(sys.argv[2]));"
+        "print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, repo, tmp_path], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, kilobytes = map(float, done.stdout.split())
+    assert seconds < 15 and kilobytes < 2e6
+    inventory = Inventory.read(tmp_path)
+    expected = json.loads((data / "expected.json").read_text())
+    assert inventory.parameters == expected["text_parameters"]
+    assert inventory.layers == layers == len(inventory.schedule)
+    assert inventory.holds and {o.evidence.established for o in inventory.operators} == {"proved"}
+    audit = inventory.tensor_audit
+    assert audit.claimed > 30_000 and (audit.unclaimed, audit.missing, audit.shape_mismatch) == ((), (), ())
+
+
+def test_a_model_without_recipe(tiny_repo, tmp_path, monkeypatch):
+    monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
+    inventory = decompose(tiny_repo("qwen3_5"))
+    assert inventory.holds and inventory.recipe == ""
+    assert {(o.status, o.evidence.established) for o in inventory.operators} == {("new", "inferred")}
+    projection = next(o for o in inventory.operators if o.name.endswith("linear_attn.out_proj"))
+    assert projection.kind == "Linear" and projection.layers == (0, 1, 2)
+    assert projection.inputs == ("in[0] [1, 77, 256]",) and projection.outputs == ("out [1, 77, 128]",)
+    assert sum(o.parameters for o in inventory.operators) == inventory.parameters
+    assert any("chunk_gated_delta_rule" in warning for warning in inventory.warnings)
+    assert not decompose(tiny_repo("qwen3_5"), require="proved").holds
+
+
+def test_code_of_the_repo(tmp_path):
+    repo = write_remote_repo(tmp_path / "repo")
+    refused = decompose(repo)
+    assert {o.evidence.established for o in refused.operators} == {"declared"}
+    assert any("--trust-remote-code" in warning for warning in refused.warnings)
+    trusted = decompose(repo, trust="sandboxed")
+    assert {o.evidence.established for o in trusted.operators} == {"proved"}
+    assert "remote_for_tests" not in sys.modules and not any("attention_residuals" in m for m in sys.modules)
+    assert trusted.parameters == sum(o.parameters for o in trusted.operators)
