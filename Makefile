@@ -6,6 +6,7 @@
 PYTHON ?= python3
 TORCH ?= $(or $(shell cat .venv/torch-choice 2>/dev/null),pinned)
 PYTEST_ARGS ?=
+EVIDENCE_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.setup-$(TORCH)
@@ -36,8 +37,10 @@ lint: setup ## check style and formatting
 types: setup ## check types
 	@$(BIN)/mypy
 
-verify: setup ## run what takes long, and write docs/evidence/
-	@$(BIN)/python -m pytest -v -m verify $(PYTEST_ARGS)
+verify: setup ## run what takes long, and write docs/evidence/ (EVIDENCE_ARGS=--all: also what is not stale)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m verify $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.evidence.coverage $(EVIDENCE_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(EVIDENCE_ARGS)
 
 clean: ## remove .venv/, caches and build output
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo.day0 *.egg-info .coverage

@@ -37,12 +37,13 @@ def measure(target: Target) -> dict[str, Any]:
     Raises RuntimeError when the tests do not pass.
     """
     with tempfile.TemporaryDirectory() as folder:
-        data = f"--data-file={folder}/coverage"
-        include = f"--include={','.join(target.sources)}"
+        settings = Path(folder) / "settings"
+        settings.write_text(f"[run]\nbranch = true\ninclude = {', '.join(target.sources)}\n", encoding="utf-8")
+        common = [f"--rcfile={settings}", f"--data-file={folder}/coverage"]
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not verify and not gpu", *target.tests]
-        _run("run", "--branch", data, include, *pytest)
+        _run("run", *common, *pytest)
         report = Path(folder) / "report.json"
-        _run("json", data, include, "-o", str(report))
+        _run("json", *common, "-o", str(report))
         measured = json.loads(report.read_text(encoding="utf-8"))["files"]
     files = {file: _figures(measured[file]["summary"] if file in measured else None) for file in target.sources}
     branches = sum(f["branches"] for f in files.values())

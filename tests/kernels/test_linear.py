@@ -10,7 +10,7 @@ from day0.kernels.linear.reference import linear
 from day0.kernels.registry import get_kind, resolve
 
 KIND = get_kind("linear")
-# float64 sums of 5 products of size ~1, scaled by at most 3: a few ulp of 2.2e-16, times the length.
+# float64 sums of 5 products of size ~1, scaled by at most 2: a few ulp of 2.2e-16, times the length.
 TOLERANCE = 1e-14
 
 
@@ -33,7 +33,7 @@ def plain(a, x, weight, bias=None):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 0.25, 3.0])
+@pytest.mark.parametrize("scale", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("softcap", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("float32", [False, True])
 def test_formula(bias, scale, softcap, float32):

@@ -115,11 +115,14 @@ def test_formula_and_final_state_from_an_earlier_state(delta_rule, decay, decay_
     state = torch.randn(1, 4, 3, 2, dtype=torch.float64)
     expected_state = state[0].tolist()
     want = plain(a, *ports, owned, expected_state)
+    final = torch.tensor(expected_state, dtype=torch.float64)
+    # The delta rule with long keys grows the state, and its roundings with it.
+    bound = TOLERANCE * max(1.0, float(final.abs().max()))
     for function in IMPLEMENTATIONS.values():
         after = state.clone()
         o = function(a, *ports, **owned, batch=one(5, context=3), state=after)
-        assert (o - want).abs().max() < TOLERANCE
-        assert (after[0] - torch.tensor(expected_state, dtype=torch.float64)).abs().max() < TOLERANCE
+        assert (o - want).abs().max() < bound
+        assert (after[0] - final).abs().max() < bound
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
