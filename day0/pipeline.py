@@ -12,7 +12,7 @@ from day0.artifacts.alignment import Alignment
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
 from day0.artifacts.plan import Plan
-from day0.artifacts.provenance import produced_by
+from day0.artifacts.provenance import file_hash, produced_by
 from day0.check.baseline import Baseline, Entry, store
 from day0.check.compare import Report, compare
 from day0.demo import model_path
@@ -35,6 +35,7 @@ class RunOptions:
     `require`: what decompose holds to: "proved" refuses operators that nothing but a recipe or a name vouches for.
     `layers`: only the first layers. `dummy_weights`: random ones. `force`: overwrite edits of the package.
     `greedy_tokens`, `texts`, `seed`: length of align's greedy continuations, further prompts, and the random ones.
+    `golden`: a recording to align with instead of the reference. `stream`: align one layer at a time.
     """
 
     recipe: str | None = None
@@ -50,6 +51,8 @@ class RunOptions:
     greedy_tokens: int = 64
     texts: tuple[str, ...] = ()
     seed: int = 0
+    golden: Path | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,8 @@ class Line:
                 "greedy_tokens": None if o.greedy_tokens == RunOptions.greedy_tokens else o.greedy_tokens,
                 "texts": list(o.texts) or None,
                 "seed": o.seed or None,
+                "golden": file_hash(o.golden) if o.golden else None,
+                "stream": o.stream,
             },
         }
         return {name: value for name, value in by_stage[stage].items() if value not in (None, False)}
@@ -247,7 +252,8 @@ class Line:
         from day0.align.stage import Options, run
 
         folder = self.workspace.folder
-        options = Options(greedy_tokens=self.options.greedy_tokens, texts=self.options.texts, seed=self.options.seed)
+        o = self.options
+        options = Options(greedy_tokens=o.greedy_tokens, texts=o.texts, seed=o.seed, golden=o.golden, stream=o.stream)
         inventory = Inventory.read(folder)
         alignment = run(self.repo, folder / PACKAGE, inventory, options, self.expected("align"))
         alignment.write(folder)

@@ -1,6 +1,9 @@
 """day0 align: package against reference."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from day0.cli.common import Model, Trust, WorkspaceOption, check_trust, command, gate
 from day0.cli.output import Output
@@ -12,6 +15,17 @@ def align(
     repo: Model = None,
     workspace: WorkspaceOption = None,
     trust_remote_code: Trust = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="A further prompt; repeatable")
+    ] = None,
+    greedy_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuations")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the random prompts")] = 0,
+    golden: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, help="Compare with this recording, not the reference")
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="One layer at a time, exactness only: for models larger than the memory")
+    ] = False,
 ) -> None:
     """Compare the package with the reference: operators, layers, logits, greedy continuation, ways of running
 
@@ -20,7 +34,15 @@ def align(
     from day0.artifacts.alignment import Alignment
     from day0.pipeline import RunOptions, open_line
 
-    line = open_line(repo, RunOptions(trust=check_trust(trust_remote_code)), workspace)
+    options = RunOptions(
+        trust=check_trust(trust_remote_code),
+        texts=tuple(text or ()),
+        greedy_tokens=greedy_tokens,
+        seed=seed,
+        golden=golden,
+        stream=stream,
+    )
+    line = open_line(repo, options, workspace)
     with out.progress(f"align {line.repo.name}"):
         verdict = line.run_one("align")
     alignment = Alignment.read(line.workspace.folder)

@@ -18,6 +18,7 @@ from day0.cli import (
     kernels,
     map,
     recipes,
+    record,
     run,
     sample,
     schema,
@@ -63,6 +64,7 @@ app.command("align")(align.align)
 app.command("sample")(sample.sample)
 app.command("check")(check.check)
 app.command("status")(status.status)
+app.command("record")(record.record)
 app.command("doctor")(doctor.doctor)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(recipes.app, name="recipes")

@@ -44,7 +44,11 @@ class Output:
             table.add_column(name.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(_cell(row[name])) for name in columns or row))
-        self._console(sys.stdout).print(table)
+        console = self._console(sys.stdout)
+        with console.capture() as captured:
+            console.print(table)
+        # rich pads every line to the table's width, which logs and diffs do not need.
+        sys.stdout.write("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n\n")
 
     def line(self, text: str = "") -> None:
         """One line of the answer on stdout. Does nothing under --json or -q."""

@@ -35,6 +35,8 @@ def run(
 
     Example: day0 run demo
     """
+    from day0.artifacts.alignment import Alignment
+    from day0.cli.align import show as show_alignment
     from day0.cli.summary import stage_rows
     from day0.pipeline import RunOptions, open_line
 
@@ -57,6 +59,8 @@ def run(
         return
     outcome = line.run(start=start, progress=out.progress)
     rows = stage_rows(line, outcome)
+    if "align" in (*outcome.ran, *outcome.reused):
+        show_alignment(out, Alignment.read(folder))
     out.table(rows, title=f"{line.repo.name}: {outcome.verdict}")
     out.document(
         {"workspace": str(folder), "verdict": outcome.verdict, "stopped_at": outcome.stopped_at, "stages": rows}

@@ -62,6 +62,6 @@ def plan_words(plan: Plan) -> str:
 
 
 def alignment_words(alignment: Alignment) -> str:
-    gates = "; ".join(f"{gate.name}: {gate.detail}" for gate in alignment.gates)
-    conditions = f" ({', '.join(alignment.conditions)})" if alignment.conditions else ""
-    return f"{gates}{conditions}"
+    held = sum(gate.verdict == "holds" for gate in alignment.gates)
+    conditions = f"; {', '.join(alignment.conditions)}" if alignment.conditions else ""
+    return f"{held} of {len(alignment.gates)} gates hold{conditions}"

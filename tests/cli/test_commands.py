@@ -1,6 +1,8 @@
 """Commands on a workspace whose inventory is declared, so that no reference has to run."""
 
 import json
+import subprocess
+import sys
 
 import jsonschema
 import pytest
@@ -216,3 +218,12 @@ def test_doctor_fails_where_day0_cannot_run(capsys, monkeypatch):
 def test_another_models_workspace_is_refused(line, capsys, tiny_repo):
     ran = day0(capsys, "decompose", tiny_repo("glm5_next"), "-w", "demo.day0")
     assert ran.code == 2 and "workspace of another model: demo" in ran.err
+
+
+def test_record_writes_a_script_that_stands_alone(capsys, tmp_path):
+    path = tmp_path / "record.py"
+    assert day0(capsys, "record", path).out == f"{path}\n"
+    assert "import day0" not in path.read_text() and "from day0" not in path.read_text()
+    assert day0(capsys, "record").out == path.read_text()
+    shown = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert shown.returncode == 0 and "MODULE:FUNCTION" in shown.stdout
