@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -215,14 +215,18 @@ class Line:
         recipe = load_recipe(self.options.recipe) if self.options.recipe else find_recipe(self.repo.config)
         return hashlib.sha256(write_recipe(recipe).encode()).hexdigest() if recipe else None
 
-    def _decompose(self) -> str:
+    def inventory(self) -> Inventory:
+        """Take the model apart, without writing anything."""
         from day0 import decompose
 
         o = self.options
         options = decompose.Options(
             recipe=o.recipe, trust=o.trust, require=o.require, trust_recipe=o.trust_recipe, seed=o.seed
         )
-        inventory = decompose.run(self.repo, options, self.expected("decompose"))
+        return decompose.run(self.repo, options, self.expected("decompose"))
+
+    def _decompose(self) -> str:
+        inventory = self.inventory()
         inventory.write(self.workspace.folder)
         return "holds" if inventory.holds else "does not hold"
 
@@ -275,6 +279,20 @@ def open_line(source: str | None, options: RunOptions, folder: Path | None = Non
 
 def _asked_for(stage: Stage, start: Stage | None) -> bool:
     return start is not None and STAGES.index(stage) >= STAGES.index(start)
+
+
+def inventory_changes(line: Line, other: str) -> list[dict[str, Any]]:
+    """What differs from the workspace's inventory in `other`: another repo, or `@REV`, a revision of the same hub id.
+
+    The other model is taken apart in memory. Raises Day0Error as opening and decomposing it do.
+    """
+    from day0.decompose import diff
+
+    revision = other[1:] if other.startswith("@") else None
+    options = replace(line.options, revision=revision)
+    repo = open_model(line.workspace.source if revision else other, revision=revision)
+    changes = diff(Inventory.read(line.workspace.folder), Line(repo, line.workspace, options).inventory())
+    return [change.model_dump(mode="json") for change in changes]
 
 
 def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None = None) -> Sample:

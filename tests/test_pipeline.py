@@ -7,7 +7,7 @@ import pytest
 
 from day0.demo import model_path
 from day0.errors import Day0Error
-from day0.pipeline import Line, RunOptions, open_line, open_model
+from day0.pipeline import Line, RunOptions, inventory_changes, open_line, open_model
 from day0.workspace import STAGES
 from tests.check.alignments import alignment
 from tests.mapping.inventories import inventory_of_config
@@ -191,3 +191,14 @@ def test_the_whole_line_on_a_small_model(tmp_path, monkeypatch, tiny_repo):
     outcome = line.run()
     assert outcome.verdict == "holds" and outcome.ran == STAGES
     assert open_line(None, RunOptions(greedy_tokens=4)).run().reused == STAGES
+
+
+def test_the_difference_between_two_models(tmp_path, monkeypatch, tiny_repo):
+    monkeypatch.chdir(tmp_path)
+    line = open_line(str(tiny_repo("kimi_linear")), RunOptions())
+    line.run_one("decompose")
+    assert inventory_changes(line, str(tiny_repo("kimi_linear"))) == []
+    changes = inventory_changes(line, str(tiny_repo("kimi_linear", rms_norm_eps=1e-3)))
+    assert {("config", "rms_norm_eps", 1e-3)} <= {(c["what"], c["name"], c["after"]) for c in changes}
+    assert any(c["what"] == "attribute" and c["after"] == 1e-3 for c in changes)
+    assert not any(c["what"] in ("operator", "layers", "weight") for c in changes)

@@ -19,6 +19,9 @@ def decompose(
         Literal["proved"] | None, typer.Option(help="proved: refuse operators that behaviour does not vouch for")
     ] = None,
     trust_recipe: Annotated[bool, typer.Option(help="Go on where behaviour contradicts the recipe")] = False,
+    diff: Annotated[
+        str | None, typer.Option(metavar="REPO|@REV", help="Show what differs in another repo, or revision of this one")
+    ] = None,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub id")] = None,
 ) -> None:
     """Take a model apart: its operators, how each is known, and what became of every config key and tensor
@@ -26,7 +29,7 @@ def decompose(
     Example: day0 decompose zai-org/GLM-5.3-Flash
     """
     from day0.artifacts.inventory import Inventory
-    from day0.pipeline import RunOptions, open_line
+    from day0.pipeline import RunOptions, inventory_changes, open_line
 
     options = RunOptions(
         recipe=recipe,
@@ -38,9 +41,15 @@ def decompose(
     line = open_line(repo, options, workspace)
     with out.progress(f"decompose {line.repo.name}"):
         verdict = line.run_one("decompose")
+        changes = inventory_changes(line, diff) if diff else None
     inventory = Inventory.read(line.workspace.folder)
-    show(out, inventory)
-    out.document(inventory.model_dump(mode="json"))
+    if changes is None:
+        show(out, inventory)
+        out.document(inventory.model_dump(mode="json"))
+    else:
+        out.table(changes, title=f"{inventory.model} -> {diff}")
+        out.line(f"{len(changes)} differences")
+        out.document({"model": inventory.model, "with": diff, "changes": changes})
     if out.quiet:
         out.value(str(line.workspace.path("decompose")))
     gate(verdict)

@@ -37,7 +37,9 @@ def forecast(inventory: Inventory, target: Target) -> MemoryForecast:
         workspace_bytes=workspace,
         fits=sequences_that_fit(PAGE_TOKENS, free, per_token, per_sequence) >= 1,
         longest_context=_longest_context(free, per_token, per_sequence, trained),
-        sequences_at={name: sequences_that_fit(n, free, per_token, per_sequence) for name, n in CONTEXTS.items()},
+        sequences_at={
+            name: sequences_that_fit(n, free, per_token, per_sequence) for name, n in _contexts(trained).items()
+        },
         formula=(
             f"free = {target.options.memory_fraction:g} x {device} (device) - {weights} (weights, {target.dtype})"
             f" - {workspace} (workspace: {_WORKSPACE_FACTOR} x inputs and outputs of {largest}"
@@ -77,6 +79,13 @@ def _longest_context(free: int, per_token: float, per_sequence: int, trained: An
     elif free < per_sequence:
         bounds.append(0)
     return min(bounds, default=None)
+
+
+def _contexts(trained: Any) -> dict[str, int]:
+    """The context lengths to forecast: none beyond what the model was trained for, and at least that one."""
+    if not isinstance(trained, int):
+        return CONTEXTS
+    return {name: n for name, n in CONTEXTS.items() if n <= trained} or {str(trained): trained}
 
 
 def _components(operators: Sequence[Operator]) -> tuple[Any, ...]:

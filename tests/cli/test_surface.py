@@ -14,7 +14,8 @@ SURFACE = {
         "--trust-recipe", "--layers", "--dummy-weights", "--force", *COMMON,
     ],
     "day0 decompose": [
-        "REPO?", *WORKSPACE, "--recipe", "--trust-remote-code", "--require", "--trust-recipe", "--revision", *COMMON,
+        "REPO?", *WORKSPACE, "--recipe", "--trust-remote-code", "--require", "--trust-recipe", "--diff", "--revision",
+        *COMMON,
     ],
     "day0 map": ["REPO?", *WORKSPACE, "--device", "--dtype", *COMMON],
     "day0 generate": ["REPO?", *WORKSPACE, "--recipe", "--layers", "--dummy-weights", "--force", *COMMON],

@@ -85,6 +85,13 @@ def test_longest_context_is_bounded_by_training():
     assert forecast(model(held, max_position_embeddings=4096), target()).longest_context == 4096
 
 
+def test_no_context_beyond_training_is_forecast():
+    held = operator("a", "linear", LINEAR, state=(PAGED,))
+    assert list(forecast(model(held), target()).sequences_at) == ["4K", "32K", "128K", "1M"]
+    assert list(forecast(model(held, max_position_embeddings=131072), target()).sequences_at) == ["4K", "32K", "128K"]
+    assert list(forecast(model(held, max_position_embeddings=512), target()).sequences_at) == ["512"]
+
+
 def test_constant_state_bounds_no_context():
     held = operator("a", "linear", LINEAR, state=(STATE,))
     assert forecast(model(held), target()).longest_context is None
