@@ -6,6 +6,7 @@ from typing import Literal
 
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import ConfigKey, Inventory, Operator, Reference, TensorAudit
+from day0.artifacts.provenance import package_versions
 from day0.decompose.config_audit import audit_config
 from day0.decompose.dataflow import dataflow, fusion_candidates
 from day0.decompose.look import Seen, look
@@ -98,9 +99,16 @@ def _reference(repo: ModelRepo, source: ReferenceSource, seen: Seen) -> Referenc
     return Reference(
         kind=source.kind,
         class_name=name or "",
-        revision=repo.revision or "" if source.kind == "remote_code" else source.reason,
+        revision=_revision(repo, source),
         hash=source.revision_hash,
     )
+
+
+def _revision(repo: ModelRepo, source: ReferenceSource) -> str:
+    """The version of transformers, or the commit of the repo whose own code it is ("" for a folder)."""
+    if source.kind == "transformers":
+        return package_versions()["transformers"]
+    return repo.revision or "" if source.kind == "remote_code" else ""
 
 
 def _layers(seen: Seen) -> int:

@@ -142,16 +142,16 @@ def _budgets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Few heads, in the original ratio within each kind of heads (at most 4)."""
-    kinds: dict[str, dict[str, int]] = {}
+    """Few heads, in the original ratio (at most 4) among those whose names begin alike."""
+    groups: dict[str, dict[str, int]] = {}
     for key, value in values.items():
         if _HEADS.search(key) and _is_count(value) and not _INDEX.search(key):
-            kind = "linear" if "linear" in key else "mamba" if "mamba" in key else "attention"
-            kinds.setdefault(kind, {})[key] = value
+            groups.setdefault(re.split(r"num_|n_heads|heads", key)[0], {})[key] = value
     small: dict[str, Any] = {}
-    for kind, heads in kinds.items():
+    for prefix, heads in groups.items():
         least = min(heads.values())
-        base = min(least, 3 if kind == "linear" else 4) if len(set(heads.values())) == 1 else min(least, 2)
+        several = len(set(heads.values())) > 1
+        base = min(least, 2 if several else 3 if prefix else 4)
         small |= {key: base * min(value // least, 4) for key, value in heads.items()}
     return small
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 from safetensors.torch import load_file, save_file
 
 from day0.artifacts.base import Provenance
@@ -77,6 +78,7 @@ def test_operators(glm):
 def test_summary(glm):
     assert glm.schedule == ("kda + dense_mlp", *["kda + experts"] * 2, "indexed_latent_attention + experts")
     assert glm.reference.class_name == "Glm5NextForConditionalGeneration" and len(glm.reference.hash) == 64
+    assert glm.reference.revision == transformers.__version__
     idle = 3 * 6 * 3 * 64 * 128  # in 3 layers 6 of 8 experts, of 3 matrices each, are not read for a token
     embedding = 259 * 128  # nor are all rows of the embedding but one
     assert glm.parameters_active == sum(o.parameters for o in glm.operators) - idle - embedding
