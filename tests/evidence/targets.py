@@ -31,7 +31,10 @@ def kinds() -> list[str]:
 
 
 def kernel_targets() -> list[Target]:
-    """One target per kind, then one per shared file that a reference computes with, tested by the kinds that use it."""
+    """One target per kind, then one per shared file that a reference computes with.
+
+    A shared file is tested by tests/kernels/test_<file>.py, or where there is none by the kinds that use it.
+    """
     targets, users = [], {}
     for kind in kinds():
         used = _closure(_references(kind))
@@ -42,6 +45,8 @@ def kernel_targets() -> list[Target]:
             if file.startswith("kernels/common/") and not file.endswith("__init__.py"):
                 users.setdefault(file, []).extend(tests)
     for file, tests in sorted(users.items()):
+        direct = TESTS / f"test_{Path(file).name}"
+        tests = [_relative(direct)] if direct.is_file() else tests
         targets.append(Target(f"common/{Path(file).stem}", (file,), tuple(tests)))
     return targets
 

@@ -97,6 +97,13 @@ def test_multipliers_are_odd_distinct_and_cannot_overflow():
     assert multipliers(2**63, 2, 0, 0) == (1, 1)
 
 
+def test_multipliers_stay_below_half_of_what_the_vocabulary_leaves():
+    gamma = 0x9E3779B97F4A7C15
+    drawn = [splitmix64((5 + 10007 * 3 + i * gamma) % 2**64) for i in (1, 2, 3)]
+    # the largest int64 over 1024, halved
+    assert multipliers(1024, 3, 3, 5) == tuple(2 * (z % (2**52 - 1)) + 1 for z in drawn)
+
+
 @pytest.mark.parametrize("layer_index", [0, 3])
 def test_fixed_numbers_are_those_of_qwen4_exp(layer_index):
     from transformers.models.qwen4_exp import modeling_qwen4_exp as theirs
@@ -378,6 +385,31 @@ def test_bfloat16_keeps_its_dtype_and_nears_float64():
     # keys, norms, value, y, its norm, conv and two sums are rounded to bfloat16: 9 roundings of values up to ~4, of
     # which the conv of 3 taps of size 0.3 passes on what it gets
     assert (got.double() - want).abs().max() < 9 * 4 * 2**-9
+
+
+def test_bfloat16_rounds_after_each_float32_step():
+    """To the bit: norms, gate and convolution in float32, each result rounded; projections in bfloat16."""
+    a, owned = make(width=32)
+    owned = {n: w.bfloat16() for n, w in owned.items()}
+    h = streams(a)[0].bfloat16()
+    batch = batch_of([SEQUENCES[0]], [0])
+    linear = torch.nn.functional.linear
+
+    def rms(x, weight):
+        x = x.float()
+        root = torch.rsqrt(x.square().mean(-1, keepdim=True) + a.norm_eps)
+        return (x * root * (1.0 + weight.float()).view(3, 32)).bfloat16()
+
+    e = owned["table"][ngram_rows(a, batch, pools(a)["context"])].flatten(1)
+    keys = rms(linear(e, owned["key"]).view(-1, 3, 32), owned["key_norm"]).float()
+    match = (keys * rms(h, owned["query_norm"]).float()).sum(-1, keepdim=True) / 32**0.5
+    gate = torch.sigmoid(match.sign() * match.abs().clamp(min=1e-6).sqrt())
+    y = (gate * linear(e, owned["value"]).float()[:, None]).bfloat16()
+    inputs = torch.cat((torch.zeros(4, 96), rms(y, owned["conv_norm"]).flatten(1).float()))
+    total = sum(owned["conv"][:, j].float() * inputs[2 * j : 2 * j + 13] for j in range(3))
+    mixed = torch.nn.functional.silu(total).bfloat16().view_as(y)
+    got = ngram_embedding(a, h, **owned, batch=batch, **pools(a, dtype=torch.bfloat16))
+    assert torch.equal(got, h + (y + mixed))
 
 
 def test_cost():

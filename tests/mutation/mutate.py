@@ -41,8 +41,8 @@ UNREAD_FUNCTIONS = {"alternatives"}
 SKIPPED_FIELDS = {"body", "orelse", "handlers", "finalbody", "annotation", "returns", "decorator_list", "ctx", "op"}
 # Messages, type narrowing, names of modules, declarations of fields.
 SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.ClassDef)
-
-Node = ast.expr | ast.stmt
+# Where a tensor stands shows only on a machine with a GPU; `strict` guards against a wrong caller, like an assertion.
+SKIPPED_KEYWORDS = {"device", "strict"}
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ def _expressions(node: ast.AST) -> Iterator[None]:
         for index, child in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
                 continue
+            if isinstance(child, ast.keyword) and child.arg in SKIPPED_KEYWORDS:
+                continue
             for replacement in _of_expression(child, node, field):
                 _put(node, field, index, replacement)
                 yield
@@ -255,11 +257,9 @@ def _other_calls(node: ast.Call) -> Iterator[ast.expr]:
         yield args[0]
     if len(args) >= 2 and not any(_is_fixed(a) for a in args[:2]):
         yield ast.Call(function, [args[1], args[0], *args[2:]], node.keywords)
-    for i in range(len(node.keywords)):
-        # Where a tensor stands shows only on a machine with a GPU.
-        if node.keywords[i].arg == "device":
-            continue
-        yield ast.Call(function, args, node.keywords[:i] + node.keywords[i + 1 :])
+    for i, keyword in enumerate(node.keywords):
+        if keyword.arg not in SKIPPED_KEYWORDS:
+            yield ast.Call(function, args, node.keywords[:i] + node.keywords[i + 1 :])
     other = FUNCTION.get(_name(function))
     if other and isinstance(function, ast.Attribute):
         yield ast.Call(ast.Attribute(function.value, other, ast.Load()), args, node.keywords)

@@ -42,6 +42,8 @@ def afters(statement):
         ("return x.view(a, b)", {"return x", "return x.view(b, a)"}),
         ("return x.sum(keepdim=a)", {"return x", "return x.sum()", "return x.mean(keepdim=a)"}),
         ("return torch.exp(x)", {"return x"}),
+        ("return torch.f(a, device=b + 1)", {"return a"}),
+        ("return zip(x, strict=True)", {"return x"}),
         ("return [a for x in y if x]", {"return [a for x in y]"}),
         ("x = x + y", {"pass", "x = x - y"}),
         ("z = x", set()),
