@@ -20,12 +20,13 @@ def build(source: str | Mapping[str, Any], read: Read) -> Tensor:
         return torch.stack([build(part, read) for part in source["stack"]])
     if "split" in source:
         parts = torch.split(build(source["split"], read), list(source["sizes"]), dim=source.get("dim", 0))
-        return parts[source["take"]].contiguous()
+        part: Tensor = parts[source["take"]]
+        return part.contiguous()
     if "groups" in source:
         whole = build(source["groups"], read)
         grouped = whole.unflatten(0, (source["count"], sum(source["sizes"])))
-        parts = torch.split(grouped, list(source["sizes"]), dim=1)
-        return parts[source["take"]].flatten(0, 1).contiguous()
+        part = torch.split(grouped, list(source["sizes"]), dim=1)[source["take"]]
+        return part.flatten(0, 1).contiguous()
     if "transpose" in source:
         return build(source["transpose"], read).transpose(-1, -2).contiguous()
     if "reshape" in source:
@@ -42,4 +43,3 @@ def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) ->
         return tuple(build(source, lambda name: torch.empty(shapes[name], device="meta")).shape)
     except (RuntimeError, IndexError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
-

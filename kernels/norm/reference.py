@@ -22,7 +22,7 @@ def norm(
     """
     if (gate is None) != (a.gate == "none"):
         raise ValueError(f"gate: {a.gate} {'needs the port gate' if gate is None else 'takes no port gate'}")
-    inner = upcast(x).unflatten(-1, (-1, a.groups, a.dim))
+    inner: Tensor = upcast(x).unflatten(-1, (-1, a.groups, a.dim))
     z = None if gate is None else upcast(gate).unflatten(-1, (-1, a.groups, a.dim))
     if z is not None and a.gate_order == "before_norm":
         inner = inner * activation(a.gate, z)

@@ -21,7 +21,8 @@ def normed_streams(a: ResidualMixAttributes, h: Tensor, norm: Tensor) -> Tensor:
 def read(a: ResidualMixAttributes, n: Tensor, down: Tensor, up: Tensor) -> Tensor:
     """x = mean over streams of sigmoid(up silu(down n / S)) * n. n [N, S * H] -> [N, H]."""
     gate = torch.sigmoid(linear(silu(linear(n, down) / a.streams), up))
-    return (gate * n).unflatten(-1, (a.streams, a.width)).mean(-2)
+    streams: Tensor = (gate * n).unflatten(-1, (a.streams, a.width))
+    return streams.mean(-2)
 
 
 def pre(
