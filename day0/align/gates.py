@@ -44,6 +44,9 @@ def precision_gate(name: str, result: Precision) -> Gate:
         detail += (
             f"; rows on a tie left out: {by_reference} that the reference moves, {moved} that only the package does"
         )
+    if result.lost:
+        shown = ", ".join(sorted(result.lost)[:3])
+        detail += f"; not compared, the reference holds them in float64 only: {len(result.lost)} ({shown})"
     gate = _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
     over = [u for u in result.unstable if u.package > u.bound]
     if over:

@@ -9,6 +9,8 @@ propagated mode each runs on its own activations.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -33,10 +35,7 @@ Located = Mapping[tuple[str, str, int], Match]
 class Precision:
     rows: list[Row] = field(default_factory=list)
     unstable: list[UnstableRows] = field(default_factory=list)
-
-    @property
-    def unstable_within_bounds(self) -> bool:
-        return all(u.package <= u.bound for u in self.unstable)
+    lost: set[str] = field(default_factory=set)  # outputs that the reference did not record in this dtype
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ def check_precision(
             run = _Captures.isolated if mode == "isolated" else _Captures.propagated
             captures = run(package, truth, reference, list(prompt.ids))
             tie = _Ties(len(prompt.ids))
-            for tensor in captures.tensors(located if mode == "isolated" else {}):
+            traced = captures.operators(located, result.lost) if mode == "isolated" else ()
+            for tensor in chain(captures.boundaries(), traced):
                 _add(sums, tensor, tie.stable_rows(tensor, ulp_floor(reference.dtype, tensor.truth.shape[1])))
             result.unstable.append(tie.report(gate, mode, prompt.name))
         result.rows += [_row(total, reference.dtype, gate, mode) for total in sums.values()]
@@ -123,7 +123,7 @@ class _Captures:
         return cls(
             capture_reference(truth, ids, force=force),
             capture_reference(reference, ids, force=force),
-            [capture_reference(reference, ids, force=jitter(force, reference.dtype, seed=0))],
+            [capture_reference(reference, ids, force=jitter(force, reference.dtype, seed=0), traced=False)],
             capture_package(package, ids, force=force),
         )
 
@@ -138,46 +138,50 @@ class _Captures:
         ]
         return cls(capture_reference(truth, ids, traced=False), own, probes, capture_package(package, ids))
 
-    def tensors(self, located: Located) -> Iterator[_Compared]:
-        """Operator outputs that all runs of the reference hold, layer outputs, logits."""
+    def boundaries(self) -> Iterator[_Compared]:
+        """Layer outputs and logits."""
         runs = (self.truth, self.reference, *self.probes)
-        recorded = [run.by_location() for run in runs]
+        entries: list[tuple[int | None, str, list[Tensor], Tensor]] = [
+            (layer, "layer", [run.layer_outputs[layer] for run in runs], output)
+            for layer, output in self.package.layer_outputs.items()
+        ]
+        entries.append((None, "logits", [run.logits for run in runs], self.package.logits))
+        for layer, name, held, output in entries:
+            truth, reference, *probes = (t.reshape(len(output), -1) for t in held)
+            yield _Compared(layer, name, "", "", "", truth, reference, tuple(probes), output.reshape(len(output), -1))
+
+    def operators(self, located: Located, lost: set[str]) -> Iterator[_Compared]:
+        """Operator outputs; `lost` takes the names of those that not both runs of the reference recorded."""
+        recorded = [run.by_location() for run in (self.truth, self.reference)]
         for call in self.package.calls:
             for number, output in enumerate(call.outputs):
                 match = located.get((call.path, call.method, number))
                 if match is None:
                     continue
-                held = [of_run.get(match.location) for of_run in recorded]
-                if any(tensor is None or tensor.numel() != output.numel() for tensor in held):
+                held = [tensors.get(match.location) for tensors in recorded]
+                rows = [arrange(t, match.axes).reshape(len(output), -1) for t in held if _as_large(t, output)]
+                if len(rows) < 2:
+                    lost.add(f"{call.path} {call.port(number)}")
                     continue
-                truth, reference, *probes = (
-                    arrange(t, match.axes).reshape(len(output), -1) for t in held if t is not None
-                )
+                truth, reference = rows
+                port, package = call.port(number), output.reshape(len(output), -1)
                 yield _Compared(
-                    call.layer,
-                    call.operator,
-                    call.kind,
-                    call.port(number),
-                    match.location,
-                    truth,
-                    reference,
-                    tuple(probes),
-                    output.reshape(len(output), -1),
+                    call.layer, call.operator, call.kind, port, match.location, truth, reference, (), package
                 )
-        boundaries: list[tuple[int | None, str, list[Tensor], Tensor]] = [
-            (layer, "layer", [run.layer_outputs[layer] for run in runs], output)
-            for layer, output in self.package.layer_outputs.items()
-        ]
-        boundaries.append((None, "logits", [run.logits for run in runs], self.package.logits))
-        for layer, name, held_outputs, output in boundaries:
-            truth, reference, *probes = (t.reshape(len(output), -1) for t in held_outputs)
-            yield _Compared(layer, name, "", "", "", truth, reference, tuple(probes), output.reshape(len(output), -1))
+
+
+def _as_large(tensor: Tensor | None, other: Tensor) -> TypeGuard[Tensor]:
+    return tensor is not None and tensor.numel() == other.numel()
 
 
 class _Ties:
-    """Rows of one prompt where a discrete choice, not rounding, separates two runs."""
+    """Rows of one prompt where a discrete choice, not rounding, separates two runs.
+
+    Layers come before operators: a row that the probes move at a layer's end is left out of all its operators.
+    """
 
     def __init__(self, rows: int) -> None:
+        self.of_layer: dict[int | None, Tensor] = {}
         self.by_reference = torch.zeros(rows, dtype=torch.bool)
         self.by_package = torch.zeros(rows, dtype=torch.bool)
 
@@ -191,6 +195,7 @@ class _Ties:
         moved = reference > JUMP * usual
         for probe in tensor.probes:
             moved |= row_errors(probe, tensor.truth) > JUMP * usual
+        moved |= self.of_layer.setdefault(tensor.layer, moved)
         alone = (row_errors(tensor.package, tensor.truth) > JUMP * usual) & ~moved
         self.by_reference |= moved
         if int(alone.sum()) > _most_alone(int(moved.sum())):

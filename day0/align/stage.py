@@ -54,7 +54,7 @@ from day0.reference.load import load_reference
 from day0.repo.model_repo import ModelRepo
 
 _EXACTNESS_PROMPTS = 2
-_GREEDY_RANDOM_PROMPTS = 2
+_GREEDY_PROMPTS = 3
 _PRECISION_MODES: dict[torch.dtype, tuple[Mode, ...]] = {
     torch.float32: ("isolated", "propagated"),
     # Router and index choices flip under bf16 rounding: its end logits say nothing, its layers one by one do.
@@ -208,11 +208,18 @@ def _against_reference(
         package,
         side.serving(torch.float32),
         exact,
-        [prompt for prompt in found.prompts if prompt.note == "text"] + random[:_GREEDY_RANDOM_PROMPTS],
+        _greedy_prompts(found.prompts),
         tokens=options.greedy_tokens,
         cached=cached,
     )
     found.gates.append(greedy_gate("greedy", found.greedy))
+
+
+def _greedy_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """All texts, and random prompts, from the one with an end id on, up to three in all."""
+    texts = [prompt for prompt in prompts if prompt.note == "text"]
+    random = sorted((p for p in prompts if p.note != "text"), key=lambda prompt: not prompt.note)
+    return texts + random[: max(1, _GREEDY_PROMPTS - len(texts))]
 
 
 def _self_checks(found: _Findings, side: _TrainingSide) -> None:
