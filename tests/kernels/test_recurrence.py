@@ -151,11 +151,12 @@ def test_every_cut_and_packing_equals_each_sequence_alone(implementation, delta_
         assert state[[1, 3]].isnan().all()
 
 
+@pytest.mark.parametrize("decay_form", ["softplus", "given"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_inner_arithmetic_is_float32_and_result_keeps_the_dtype(implementation):
+def test_inner_arithmetic_is_float32_and_result_keeps_the_dtype(implementation, decay_form):
     a = KIND.parse(
         dict(key_heads=2, value_heads=4, key_dim=16, value_dim=8, delta_rule=True, decay="per_head")
-        | dict(beta="sigmoid", qk_norm="l2")
+        | dict(decay_form=decay_form, beta="sigmoid", qk_norm="l2")
     )
     owned, (ports,) = draw(a, [40], dtype=torch.bfloat16)
     owned = {name: w.float() for name, w in owned.items()}
@@ -235,6 +236,9 @@ def test_ports_must_fit_the_attributes(implementation):
         run(a, q, k, v, None, beta, **owned)
     with pytest.raises(ValueError, match="port beta is missing"):
         run(a, q, k, v, decay, **owned)
+    single = KIND.parse(SIZES | dict(key_heads=1, value_heads=1, delta_rule=True, decay="per_head"))
+    with pytest.raises(ValueError, match="port decay is missing"):
+        run(single, q[:, :3], k[:, :3], v[:, :2])
     bare = KIND.parse(SIZES | dict(delta_rule=True, decay="none"))
     with pytest.raises(ValueError, match="port decay is given"):
         run(bare, q, k, v, decay)

@@ -8,6 +8,7 @@ import torch
 
 from day0.kernels.interface.kind import Cost, Work
 from day0.kernels.registry import get_kind, resolve
+from day0.kernels.residual_mix.gated_streams import normed_streams
 from day0.kernels.residual_mix.mhc import sinkhorn
 from tests.kernels.float64 import Float64Meaning
 
@@ -66,7 +67,7 @@ def tensor(values):
 # --- add ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("multiplier", [1.0, 0.22])
+@pytest.mark.parametrize("multiplier", [1.0, 0.0, 2.0])
 def test_add(multiplier):
     a, owned = make(ADD, multiplier=multiplier)
     assert owned == {}
@@ -366,6 +367,15 @@ METHODS = [
 ]
 
 
+def test_gated_streams_round_their_normed_streams_once():
+    """In bfloat16, to the bit: the norm in float32 with a float32 1 + weight."""
+    a, owned = make(GATED)
+    h, weight = stream(a).bfloat16(), owned["norm"].bfloat16()
+    root = torch.rsqrt(h.float().square().mean(-1, keepdim=True) + 1e-2)
+    want = ((h.float() * root).flatten(1) * (1.0 + weight.float())).bfloat16()
+    assert torch.equal(normed_streams(a, h, weight), want)
+
+
 @pytest.mark.parametrize("base,has", METHODS)
 def test_methods_follow_scheme_and_role(base, has):
     a, _ = make(base)
@@ -376,7 +386,9 @@ def test_methods_follow_scheme_and_role(base, has):
         if name in has:
             assert method.output_names(a) == names[name]
             continue
-        with pytest.raises(ValueError, match=f"scheme {a.scheme}, role {a.role} has no method '{name}'"):
+        known = ", ".join(n or '""' for n in KIND.methods if n in has)
+        message = f"scheme {a.scheme}, role {a.role} has no method '{name}'; it has {known}$"
+        with pytest.raises(ValueError, match=message):
             method.output_names(a)
         with pytest.raises(AssertionError, match="has no method"):
             resolve("residual_mix", "torch", name)(a, *[torch.zeros(2, 4, 5)] * ports[name])

@@ -228,7 +228,7 @@ def test_cost_by_hand():
     "given,message",
     [
         (dict(rotary_dim=3), "rotary_dim"),
-        (dict(offset=6), "not all inside a head of 8"),
+        (dict(offset=6), "channels 6..9 are not all inside a head of 8"),
         (dict(layout="pairs"), "layout"),
         (dict(factor=2.0), "factor need scaling: yarn"),
         (dict(truncate=False), "truncate need scaling: yarn"),
