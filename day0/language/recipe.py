@@ -1,5 +1,6 @@
 """The recipe: a family of models as data. Schema, reading, writing, and the published JSON Schema."""
 
+import copy
 import json
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,8 @@ class Match(Section):
     aliases: dict[str, tuple[str, ...]] = {}
     # values of the family's config class for keys that a config.json may leave out
     defaults: dict[str, Any] = {}
+    # config key -> groups of values that mean the same in different transformers versions
+    spellings: dict[str, tuple[tuple[str, ...], ...]] = {}
     # keys read by training or loading code only, with the reason why inference may ignore them
     ignored: dict[str, str] = {}
 
@@ -195,6 +198,24 @@ def find_recipe(config: dict[str, Any]) -> Recipe | None:
         if config.get("model_type") in recipe.match.model_types:
             return recipe
     return None
+
+
+def respelled(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The config with its values in each other spelling that the family's recipe knows, the given one left out."""
+    recipe = find_recipe(config)
+    found: list[dict[str, Any]] = []
+    if recipe is None:
+        return found
+    for key, groups in recipe.match.spellings.items():
+        for wanted in sorted({word for group in groups for word in group}):
+            same = next(group for group in groups if wanted in group)
+            other = copy.deepcopy(config)
+            place = text_config(recipe, other)
+            if isinstance(place.get(key), list):
+                place[key] = [wanted if value in same else value for value in place[key]]
+            if other != config:
+                found.append(other)
+    return found
 
 
 def text_config(recipe: Recipe, config: dict[str, Any]) -> dict[str, Any]:

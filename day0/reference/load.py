@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from day0.errors import Day0Error
+from day0.language.recipe import respelled
 from day0.repo.model_repo import CONFIG, ModelRepo
 from day0.repo.reference_source import find_reference_source
 
@@ -40,7 +41,11 @@ def resolve_config(repo: ModelRepo, *, trust_remote_code: bool = False) -> tuple
 
 
 def config_from_dict(values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The config object that transformers makes of a config.json, and the same as a dict. Raises Day0Error."""
+    """The config object that transformers makes of a config.json, and the same as a dict.
+
+    Values that another transformers version spells otherwise are tried in its spelling too, where the family's recipe
+    knows one. Raises Day0Error.
+    """
     transformers = require_transformers()
     model_type = values.get("model_type")
     try:
@@ -50,13 +55,18 @@ def config_from_dict(values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             f"transformers {transformers.__version__} has no model type {model_type!r}",
             hint="install a newer transformers",
         ) from None
-    try:
-        config = config_class.from_dict(copy.deepcopy(dict(values)))
-    except Exception as error:  # the config classes raise whatever their validation raises
-        raise Day0Error(
-            f"{config_class.__name__} refuses the config: {_first_line(error)}", hint="correct config.json"
-        ) from error
-    return config, config.to_dict()
+    refusal: Exception | None = None
+    for spelled in (dict(values), *respelled(dict(values))):
+        try:
+            config = config_class.from_dict(copy.deepcopy(spelled))
+        except Exception as error:  # the config classes raise whatever their validation raises
+            refusal = refusal or error
+        else:
+            return config, config.to_dict()
+    assert refusal is not None, "no spelling was tried"
+    raise Day0Error(
+        f"{config_class.__name__} refuses the config: {_first_line(refusal)}", hint="correct config.json"
+    ) from refusal
 
 
 def reference_class(config: Any) -> Any:

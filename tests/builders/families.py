@@ -16,6 +16,7 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from .tokenizer import BOS, EOS, PAD, VOCABULARY
 
@@ -91,6 +92,11 @@ def three_then(last: str, layers: int) -> list[str]:
     return [last if index % 4 == 3 else "linear_attention" for index in range(layers)]
 
 
+def indexed(before: str) -> str:
+    """Layer type of indexed attention in the installed transformers; `before` 5.23 families had their own word."""
+    return "indexed_attention" if "indexed_attention" in ALLOWED_LAYER_TYPES else before
+
+
 def dense_first(layers: int) -> list[str]:
     """MLP types: one dense layer, then experts."""
     return ["dense"] + ["sparse"] * (layers - 1)
@@ -103,7 +109,7 @@ def glm5_next(layers: int) -> PreTrainedConfig:
         COMMON,
         **LATENT_ATTENTION | dict(qk_rope_head_dim=0),
         num_hidden_layers=layers,
-        layer_types=three_then("indexed_attention", layers),
+        layer_types=three_then(indexed("deepseek_sparse_attention"), layers),
         mlp_layer_types=dense_first(layers),
         q_lora_rank=96,
         index_topk=16,
@@ -145,7 +151,7 @@ def qwen4_exp(layers: int) -> PreTrainedConfig:
         **GATED_DELTA_NET,
         **QWEN_EXPERTS,
         num_hidden_layers=layers,
-        layer_types=three_then("indexed_attention", layers),
+        layer_types=three_then(indexed("full_attention"), layers),
         rope_parameters=dict(QWEN_ROPE),
         output_gate_type="sigmoid",
         hc_count=4,

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     **{stage: BELOW_STAGES for stage in STAGES},
     # A package reads its weights from the model repo that it was made for.
     "engine": {"errors", "artifacts", "kernels", "repo"},
-    "reference": {"errors", "artifacts", "repo"},
+    "reference": {"errors", "artifacts", "language", "repo"},
     "language": {"errors", "artifacts", "kernels"},
     "repo": {"errors", "artifacts"},
     "kernels": {"errors", "artifacts"},

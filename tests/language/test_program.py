@@ -8,7 +8,15 @@ import yaml
 
 from day0.errors import Day0Error
 from day0.language.program import apply_recipe, module_pattern
-from day0.language.recipe import find_recipe, load_recipe, read_recipe, shipped_recipes, text_config, write_recipe
+from day0.language.recipe import (
+    find_recipe,
+    load_recipe,
+    read_recipe,
+    respelled,
+    shipped_recipes,
+    text_config,
+    write_recipe,
+)
 from day0.language.steps import parse_step
 
 CONFIG = {
@@ -197,3 +205,11 @@ def test_the_text_config_of_a_wrapper_is_used_where_there_is_one():
     assert text_config(wrapped, config) == CONFIG
     assert text_config(wrapped, CONFIG) == CONFIG
     assert len(apply_recipe(wrapped, config).layers) == 3
+
+
+def test_values_are_respelled_for_other_transformers_versions():
+    config = {"model_type": "glm5_next", "text_config": {"layer_types": ["linear_attention", "indexed_attention"]}}
+    (other,) = respelled(config)
+    assert other["text_config"]["layer_types"] == ["linear_attention", "deepseek_sparse_attention"]
+    assert respelled(other) == [config]
+    assert respelled({"model_type": "unheard_of", "layer_types": ["indexed_attention"]}) == []
