@@ -8,7 +8,7 @@ PRODUCED_BY = Provenance(
 )
 
 
-def row(error, *, gate="exactness", operator="attention", bound=1e-10, layer=3, prompt="code"):
+def row(error, *, gate="exactness", operator="attention", bound=1e-10, layer=3, prompt="code", ratio=None):
     return Row(
         gate=gate,
         prompt=prompt,
@@ -19,6 +19,7 @@ def row(error, *, gate="exactness", operator="attention", bound=1e-10, layer=3, 
         port="y",
         error=error,
         bound=bound,
+        ratio=ratio,
         verdict="holds",
     )
 

@@ -13,16 +13,20 @@ def test_the_worst_of_layers_and_prompts_is_kept():
 def test_gates_operators_and_cells_are_figures_of_their_own():
     found = figures(
         alignment(
-            row(1e-13), row(1e-13, operator="logits"), row(1e-7, gate="precision float32"), cells=(cell(2e-12, 3e-12),)
+            row(1e-13),
+            row(1e-13, operator="logits"),
+            row(1e-7, gate="precision float32", bound=4e-7, ratio=0.5),
+            cells=(cell(2e-12, 3e-12),),
         )
     )
     assert set(found) == {
         "exactness/propagated/attention.y",
         "exactness/propagated/logits.y",
-        "precision float32/propagated/attention.y",
+        "precision float32/propagated/attention.y / bound",
         "invariance/chunked float64/logits",
         "invariance/chunked float64/state",
     }
+    assert found["precision float32/propagated/attention.y / bound"].error == 0.25
     assert found["invariance/chunked float64/logits"].error == 2e-12
     assert found["invariance/chunked float64/state"].error == 3e-12
 
@@ -33,7 +37,7 @@ def test_tensors_that_the_reference_never_makes_are_no_figures():
 
 @pytest.mark.parametrize(
     ("gate", "dtype"),
-    [("exactness", "float64"), ("precision float32", "float32"), ("precision bfloat16", "bfloat16")],
+    [("exactness", "float64"), ("golden float32", "float32"), ("golden bfloat16", "bfloat16")],
 )
 def test_the_floor_is_that_of_the_gates_dtype(gate, dtype):
     (figure,) = figures(alignment(row(1e-9, gate=gate))).values()
@@ -44,6 +48,14 @@ def test_unit_roundoffs_are_those_of_torch():
     import torch
 
     assert {name: torch.finfo(getattr(torch, name)).eps / 2 for name in UNIT_ROUNDOFF} == UNIT_ROUNDOFF
+
+
+def test_precision_counts_as_a_share_of_the_references_own_error():
+    """A worst row that moves to a layer where the reference is worse too is no regression."""
+    early = row(1e-7, gate="precision float32", layer=1, bound=2e-7, ratio=1.0)
+    late = row(1e-6, gate="precision float32", layer=7, bound=3e-6, ratio=0.67)
+    (figure,) = figures(alignment(early, late)).values()
+    assert (figure.error, figure.bound, figure.floor) == (0.5, 1.0, 0.5)
 
 
 def test_greedy_continuations():
