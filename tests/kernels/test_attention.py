@@ -78,7 +78,7 @@ def test_formula(form, implementation):
 
 
 @pytest.mark.parametrize("form,implementation", CASES)
-@pytest.mark.parametrize("chunks", [[[1] * 70, [3, 63]], [[64, 6], [0, 0, 65, 1]], [[0, 7, 1, 62], [66]]])
+@pytest.mark.parametrize("chunks", [[[1] * 70, [3, 63]], [[64, 6], [0, 0, 65, 1]], [[0, 7, 1, 62], [66]], [[70], [66]]])
 def test_chunked_and_packed_equal_each_sequence_alone_in_one_pass(form, implementation, chunks):
     a, sequences, weights = random_case(form, [70, 66])
     got, memory = run(a, sequences, weights, chunks, implementation)
