@@ -28,7 +28,7 @@ class Exactness:
     rows: list[Row] = field(default_factory=list)
     first_bad: FirstBad | None = None
     also_bad: list[FirstBad] = field(default_factory=list)
-    located: dict[tuple[str, str, int], Match] = field(default_factory=dict)
+    located: dict[tuple[str, str, int], list[Match]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _operator_rows(judged: "Judgement", prompt: str, mode: Mode, bound: float) -
     rows = []
     for call in judged.calls:
         for number, tensor in enumerate(call.outputs):
-            match, good = judged.found[id(tensor)], judged.good[id(tensor)]
+            match, good = judged.found(tensor), judged.good[id(tensor)]
             note = ""
             if match is None and good:
                 reader = judged.excuse(tensor, call)
@@ -150,7 +150,7 @@ class Judgement:
         self.calls = captured.calls
         self.index = index
         self.bound = bound
-        self.found: dict[int, Match | None] = {}
+        self.places: dict[int, list[Match]] = {}
         self.producer: dict[int, Call] = {}
         self.readers: dict[int, list[Call]] = {}
         for call in self.calls:
@@ -161,20 +161,24 @@ class Judgement:
                 self.producer.setdefault(id(tensor), call)
         for call in self.calls:
             for tensor in (*call.inputs, *call.outputs):
-                if id(tensor) not in self.found:
-                    self.found[id(tensor)] = self._look_up(tensor)
+                if id(tensor) not in self.places:
+                    self.places[id(tensor)] = self._look_up(tensor)
         self.good: dict[int, bool] = {}
         for call in reversed(self.calls):
             for tensor in call.outputs:
-                self.good[id(tensor)] = self.found[id(tensor)] is not None or self.excuse(tensor, call) is not None
+                self.good[id(tensor)] = self.found(tensor) is not None or self.excuse(tensor, call) is not None
         for call in self.calls:
             self._excuse_unread(call)
 
-    def _look_up(self, tensor: Tensor) -> Match | None:
+    def found(self, tensor: Tensor) -> Match | None:
+        """Where the reference holds a tensor of this forward; the closest such place."""
+        return next(iter(self.places[id(tensor)]), None)
+
+    def _look_up(self, tensor: Tensor) -> list[Match]:
         if tensor.is_floating_point():
-            return self.index.find(tensor, self.bound)
+            return self.index.find_all(tensor, self.bound)
         location = self.index.find_choice(tensor)
-        return Match(location, (), 0.0) if location is not None else None
+        return [Match(location, (), 0.0)] if location is not None else []
 
     def nearest(self, tensor: Tensor) -> Match | None:
         return self.index.nearest(tensor) if tensor.is_floating_point() else None
@@ -200,15 +204,15 @@ class Judgement:
             (call.operator, number)
             for call in self.calls
             for number, tensor in enumerate(call.outputs)
-            if self.found[id(tensor)] is None and self.good[id(tensor)]
+            if self.found(tensor) is None and self.good[id(tensor)]
         }
 
-    def located(self) -> dict[tuple[str, str, int], Match]:
+    def located(self) -> dict[tuple[str, str, int], list[Match]]:
         return {
-            (call.path, call.method, number): match
+            (call.path, call.method, number): self.places[id(tensor)]
             for call in self.calls
             for number, tensor in enumerate(call.outputs)
-            if tensor.is_floating_point() and (match := self.found[id(tensor)]) is not None
+            if tensor.is_floating_point() and self.places[id(tensor)]
         }
 
     def culprits(self, never_recorded: set[Port], prompt: str, *, every_layer: bool) -> list[FirstBad]:
@@ -227,7 +231,7 @@ class Judgement:
     def _input_agrees(self, tensor: Tensor, never_recorded: set[Port]) -> bool:
         producer = self.producer.get(id(tensor))
         if producer is None or self.good[id(tensor)]:
-            return producer is not None or not tensor.is_floating_point() or self.found[id(tensor)] is not None
+            return producer is not None or not tensor.is_floating_point() or self.found(tensor) is not None
         number = next(i for i, out in enumerate(producer.outputs) if out is tensor)
         # Never recorded in any layer: it is judged with its reader, provided that its own inputs agree.
         return (producer.operator, number) in never_recorded and all(
@@ -267,7 +271,7 @@ class Judgement:
                 continue
             for _, tensor in islice(self.index.same_size(given), _MOST_REPLAYS):
                 tried = [*call.inputs[:place], tensor.to(given.dtype), *call.inputs[place + 1 :]]
-                if all(self._look_up(out) is not None for out in call.again(tried)):
+                if all(self._look_up(out) for out in call.again(tried)):
                     return maker
         return None
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ JUMP = 10.0
 _PROBES = 2
 _SHOWN_ROWS = 32
 
-Located = Mapping[tuple[str, str, int], Match]
+Located = Mapping[tuple[str, str, int], list[Match]]
 
 
 @dataclass
@@ -101,7 +100,9 @@ def check_precision(
             for tensor in chain(captures.boundaries(), traced):
                 _add(sums, tensor, tie.stable_rows(tensor, ulp_floor(reference.dtype, tensor.truth.shape[1])))
             result.unstable.append(tie.report(gate, mode, prompt.name))
-        result.rows += [_row(total, reference.dtype, gate, mode) for total in sums.values()]
+        rows = [_row(total, reference.dtype, gate, mode) for total in sums.values()]
+        # In the order of execution: what an operator got wrong shows in its layer after it.
+        result.rows += sorted(rows, key=lambda row: row.kind == "")
     return result
 
 
@@ -155,14 +156,13 @@ class _Captures:
         recorded = [run.by_location() for run in (self.truth, self.reference)]
         for call in self.package.calls:
             for number, output in enumerate(call.outputs):
-                match = located.get((call.path, call.method, number))
+                places = located.get((call.path, call.method, number), [])
+                # A cast that does nothing in float64 makes another tensor in float32: not every place is in both.
+                match = next((m for m in places if all(_holds(run, m.location, output) for run in recorded)), None)
                 if match is None:
+                    lost |= {f"{call.path} {call.port(number)}"} if places else set()
                     continue
-                held = [tensors.get(match.location) for tensors in recorded]
-                rows = [arrange(t, match.axes).reshape(len(output), -1) for t in held if _as_large(t, output)]
-                if len(rows) < 2:
-                    lost.add(f"{call.path} {call.port(number)}")
-                    continue
+                rows = [arrange(run[match.location], match.axes).reshape(len(output), -1) for run in recorded]
                 truth, reference = rows
                 port, package = call.port(number), output.reshape(len(output), -1)
                 yield _Compared(
@@ -170,8 +170,8 @@ class _Captures:
                 )
 
 
-def _as_large(tensor: Tensor | None, other: Tensor) -> TypeGuard[Tensor]:
-    return tensor is not None and tensor.numel() == other.numel()
+def _holds(run: Mapping[str, Tensor], location: str, output: Tensor) -> bool:
+    return location in run and run[location].numel() == output.numel()
 
 
 class _Ties:

@@ -62,18 +62,18 @@ class TensorIndex:
 
     def find(self, tensor: Tensor, tolerance: float) -> Match | None:
         """The closest recorded tensor within a relative L2 error of `tolerance` of `tensor`, which has any shape."""
+        return next(iter(self.find_all(tensor, tolerance)), None)
+
+    def find_all(self, tensor: Tensor, tolerance: float) -> list[Match]:
+        """Every recorded tensor within the tolerance, the closest first: one value often stands in several places."""
         norm = finite_norm(tensor)
         if norm == 0.0 or not math.isfinite(norm):
-            return None
+            return []
         entries = self._entries(tensor.numel())
         slack = norm * max(_NORM_TOLERANCE, tolerance)
         low, high = bisect_left(entries, (norm - slack, "")), bisect_right(entries, (norm + slack, "\uffff"))
-        best: Match | None = None
-        for _, location in entries[low:high]:
-            match = self._compare(tensor, location, within=tolerance * norm)
-            if match.error <= tolerance and (best is None or match.error < best.error):
-                best = match
-        return best
+        matches = (self._compare(tensor, location, within=tolerance * norm) for _, location in entries[low:high])
+        return sorted((m for m in matches if m.error <= tolerance), key=lambda match: match.error)
 
     def nearest(self, tensor: Tensor) -> Match | None:
         """The recorded tensor closest to `tensor` among those of the most similar norm; None when none is related.

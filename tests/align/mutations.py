@@ -26,6 +26,9 @@ MAY_BE_UNSEEN = {
     ("recurrence", "time_step_max"): "no time step of a small random model lies above it",
     ("recurrence", "slope_scale"): "means nothing where the decay is not constant",
     ("residual_mix", "width"): "sizes weights only, of which this scheme has none",
+    ("rotary", "float32_tables"): "says in which dtype: float64 either way",
+    ("ngram_embedding", "table_base"): "the next prime from here is the same for neighbouring values",
+    ("index_select", "pooled_norm_eps"): "only the choice leaves the operator, and so small a change moves none",
     ("index_select", "scale"): "a positive factor of all scores changes no choice",
     ("index_select", "weight_scale"): "a positive factor of all scores changes no choice",
 }
