@@ -223,7 +223,13 @@ class Line:
         options = decompose.Options(
             recipe=o.recipe, trust=o.trust, require=o.require, trust_recipe=o.trust_recipe, seed=o.seed
         )
-        return decompose.run(self.repo, options, self.expected("decompose"))
+        with self._threads():
+            return decompose.run(self.repo, options, self.expected("decompose"))
+
+    def _threads(self) -> AbstractContextManager[None]:
+        from day0.engine.threads import threads_for
+
+        return threads_for(sum(tensor.numel for tensor in self.repo.tensors.values()))
 
     def _decompose(self) -> str:
         inventory = self.inventory()
@@ -259,7 +265,8 @@ class Line:
         o = self.options
         options = Options(greedy_tokens=o.greedy_tokens, texts=o.texts, seed=o.seed, golden=o.golden, stream=o.stream)
         inventory = Inventory.read(folder)
-        alignment = run(self.repo, folder / PACKAGE, inventory, options, self.expected("align"))
+        with self._threads():
+            alignment = run(self.repo, folder / PACKAGE, inventory, options, self.expected("align"))
         alignment.write(folder)
         return alignment.holds
 
@@ -301,12 +308,14 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
 
     from day0.engine.package import load_package
     from day0.engine.runner import Runner
+    from day0.engine.threads import threads_for
 
     package = line.package()
     chosen = dtype or Plan.read(package.folder).dtype
     model = load_package(package.folder, line.repo, dtype=getattr(torch, chosen))
     runner = Runner(model, sequences=1, tokens=len(ids) + max_tokens)
-    greedy = runner.greedy(ids, count=max_tokens, stop=_stop_ids(line.repo))
+    with threads_for(sum(p.numel() for p in model.parameters())):
+        greedy = runner.greedy(ids, count=max_tokens, stop=_stop_ids(line.repo))
     text = line.repo.tokenizer.decode(greedy.ids) if line.repo.tokenizer_files else None
     return Sample(greedy.ids, greedy.logprobs, text, chosen, package.labels)
 
