@@ -48,7 +48,8 @@ class Output:
         with console.capture() as captured:
             console.print(table)
         # rich pads every line to the table's width, which logs and diffs do not need.
-        sys.stdout.write("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()) + "\n\n")
+        lines = "\n".join(line.rstrip() for line in captured.get().splitlines())
+        sys.stdout.write(lines.strip("\n") + "\n\n")
 
     def line(self, text: str = "") -> None:
         """One line of the answer on stdout. Does nothing under --json or -q."""

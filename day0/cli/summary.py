@@ -49,7 +49,8 @@ def _found(line: Line, stage: Stage) -> str:
 def inventory_words(inventory: Inventory) -> str:
     established = Counter(operator.evidence.established for operator in inventory.operators)
     ways = ", ".join(f"{count} {how}" for how, count in established.most_common())
-    return f"{len(inventory.operators)} operators in {inventory.layers} layers: {ways}"
+    kinds = len({operator.kind for operator in inventory.operators})
+    return f"{len(inventory.operators)} operators of {kinds} kinds in {inventory.layers} layers: {ways}"
 
 
 def plan_words(plan: Plan) -> str:

@@ -67,11 +67,15 @@ def _dtype(checkpoint: str, device: Device, options: MapOptions) -> tuple[str, l
 
 def _fallback_warnings(lines: Sequence[PlanLine]) -> list[str]:
     """One line for each reason why operators run without a fused kernel, naming the operators."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, dict[str, None]] = {}
     for line in lines:
         if line.fallback:
-            by_reason.setdefault(line.reason, []).append(line.operator)
-    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
+            by_reason.setdefault(line.reason, {})[line.operator] = None
+    everything = len({line.operator for line in lines})
+    return [
+        f"{f'all {everything} operators' if len(names) == everything else ', '.join(names)}: {reason}"
+        for reason, names in by_reason.items()
+    ]
 
 
 def _fusion_groups(inventory: Inventory) -> list[FusionGroup]:

@@ -68,8 +68,12 @@ def test_a_dtype_that_the_device_has_not_is_refused():
 
 
 def test_fallbacks_are_warned_of_by_name():
-    made = plan(inventory([operator("one", "linear", LINEAR), operator("two", "norm", {"dim": 8, "eps": 1e-6})]))
-    assert "one, two: no fused kernel for this kind yet; the PyTorch reference stands in" in made.warnings
+    known = [operator("one", "linear", LINEAR), operator("two", "norm", {"dim": 8, "eps": 1e-6})]
+    words = "no fused kernel for this kind yet; the PyTorch reference stands in"
+    assert f"all 2 operators: {words}" in plan(inventory(known)).warnings
+    warnings = plan(inventory([*known, operator("odd", "", {}, status="new")])).warnings
+    assert f"one, two: {words}" in warnings
+    assert "odd: no kind computes ''; the reference's own module stands in" in warnings
 
 
 def test_a_model_that_does_not_fit_is_warned_of():
