@@ -2,8 +2,14 @@
 
 from day0.kernels.index_select.contract import TORCH
 from day0.kernels.index_select.cost import cost
-from day0.kernels.index_select.schema import IndexSelectAttributes, components, weights
+from day0.kernels.index_select.schema import IndexSelectAttributes, components, dense_limit, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
+
+
+def switch(a: IndexSelectAttributes) -> str | None:
+    limit = dense_limit(a)
+    return None if limit is None else f"a query sees at most {limit} tokens"
+
 
 KIND = Kind(
     name="index_select",
@@ -15,4 +21,5 @@ KIND = Kind(
     implementations=(Implementation("torch", "day0.kernels.index_select.reference", TORCH),),
     state=components,
     context=("batch", "memory"),
+    switch=switch,
 )

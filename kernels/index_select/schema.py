@@ -77,6 +77,16 @@ def weights(a: IndexSelectAttributes) -> dict[str, Weight]:
     return owned | ({"pooled_norm": Weight((a.dim,))} if a.pooled_norm_eps else {})
 
 
+def dense_limit(a: IndexSelectAttributes) -> int | None:
+    """The most visible tokens that are all selected, whatever their scores; None when no number is sure to be.
+
+    Pools without a tail drop the tokens after the last complete pool, so no length makes that selection dense.
+    """
+    if a.pooling != "none" and not a.tail and a.pool > 1:
+        return None
+    return a.budget // a.pool * a.pool + (a.pool - 1 if a.tail else 0)
+
+
 def components(a: IndexSelectAttributes) -> tuple[Component, ...]:
     """One key per token, or one finished key per complete pool and the raw inputs of the incomplete one."""
     if a.pooling == "none":

@@ -8,6 +8,7 @@ import torch
 
 from day0.kernels.index_select.contract import TORCH
 from day0.kernels.index_select.reference import index_scores, index_select, pool_keys, select
+from day0.kernels.index_select.schema import dense_limit
 from day0.kernels.interface.kind import Work
 from day0.kernels.registry import get_kind
 from tests.kernels.paged import PagedSequences
@@ -222,6 +223,19 @@ def test_a_budget_beyond_the_context_selects_all_that_is_visible():
         _, sequences, weights = random_case(form, [130])
         (got,), _ = run(a, sequences, weights, [[130]])
         assert chosen(got) == [list(range(t + 1)) for t in range(130)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_up_to_the_dense_limit_all_that_is_visible_is_selected_and_beyond_it_not(form):
+    a, sequences, weights = random_case(form, [40])
+    (got,), _ = run(a, sequences, weights, [[40]])
+    dense = [row == list(range(t + 1)) for t, row in enumerate(chosen(got))]
+    limit = dense_limit(a)
+    if limit is None:
+        assert not dense[0] and KIND.switch(a) is None  # a lone token is no complete pool
+    else:
+        assert dense == [t + 1 <= limit for t in range(40)]
+        assert KIND.switch(a) == f"a query sees at most {limit} tokens"
 
 
 def test_scores_are_float32_inside_and_pooled_keys_rounded_to_the_activation_dtype():
