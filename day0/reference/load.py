@@ -122,7 +122,7 @@ def load_reference(
     model_class = reference_class(config)
     try:
         model, report = model_class.from_pretrained(
-            _local_folder(repo), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **EAGER
+            local_folder(repo), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **EAGER
         )
     except Exception as error:  # safetensors, transformers and torch each raise their own
         raise Day0Error(
@@ -150,10 +150,14 @@ def cut_layers(config: Any, layers: int) -> None:
             setattr(text, key, value[:layers])
 
 
+# Model types whose classes a confined process has imported from a repo: see day0.reference.remote_code.
+REGISTERED: set[str] = set()
+
+
 def _refuse_foreign_code(repo: ModelRepo, trusted: bool) -> None:
     """Only transformers' own classes run in this process; a repo's code runs in the sandbox (day0.repo.sandbox)."""
     source = find_reference_source(repo)
-    if source.kind == "transformers":
+    if source.kind == "transformers" or source.model_type in REGISTERED:
         return
     if source.kind == "none":
         require_transformers()
@@ -174,7 +178,7 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _local_folder(repo: ModelRepo) -> Path:
+def local_folder(repo: ModelRepo) -> Path:
     """A folder that holds config and weights, downloaded first where the repo is on the hub."""
     repo.fetch_weights()
     if "model.safetensors.index.json" in repo.file_names:

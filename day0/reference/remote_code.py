@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from day0.errors import Day0Error
-from day0.reference.load import require_transformers
+from day0.reference.load import REGISTERED, require_transformers
 from day0.repo.model_repo import CONFIG, ModelRepo
 
 
@@ -33,3 +33,4 @@ def register_code(repo: ModelRepo, folder: Path) -> None:
     model_class.config_class = config_class
     transformers.AutoConfig.register(repo.config["model_type"], config_class, exist_ok=True)
     transformers.AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
+    REGISTERED.add(repo.config["model_type"])

@@ -68,7 +68,7 @@ class ResidualAttention(nn.Module):
     def forward(self, sources):
         values = sources.float()
         keys = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + self.eps) * self.key_weight
-        probabilities = torch.softmax(keys @ self.query, dim=-1)
+        probabilities = torch.softmax(keys @ self.query.float(), dim=-1)
         return (probabilities.unsqueeze(-1) * values).sum(-2).to(sources.dtype)
 
 
