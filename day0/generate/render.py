@@ -1,5 +1,7 @@
 """A program as the source of a package's model.py."""
 
+import ast
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -8,6 +10,7 @@ from typing import Any
 import jinja2
 
 from day0 import __version__
+from day0.errors import Day0Error
 from day0.kernels.interface.kind import Kind
 from day0.kernels.registry import get_kind, module_source
 from day0.language.program import LAYERS, SKIP, OperatorUse, ParsedBlock, Program
@@ -67,13 +70,14 @@ class _Renderer:
         blocks[:0] = [self._block(self._wrapped(name)) for name in sorted(self.in_slots) if name in self.uses]
         sources = [module_source(kind).strip() for kind in self.kinds]
         model = self.program.model
+        title = _plain(title)
         text = (
             environment()
             .get_template("model.py.j2")
             .render(
                 title=title,
                 version=__version__,
-                recipe=self.program.recipe.recipe,
+                recipe=_plain(self.program.recipe.recipe),
                 recipe_hash=recipe_hash,
                 config_hash=config_hash,
                 needs_torch=any("torch." in source for source in sources),
@@ -138,7 +142,7 @@ class _Renderer:
             if len(distinct) > 1:
                 table = f"{name}_{field}".upper()
                 count = len(self.program.layers)
-                self.tables[table] = repr(tuple(values.get(i) for i in range(count)))
+                self.tables[table] = _literal(tuple(values.get(i) for i in range(count)))
                 arguments.append(f"{field}={table}[layer]")
             elif info.is_required() or distinct[0] != info.default:
                 arguments.append(f"{field}={_literal(distinct[0])}")
@@ -181,13 +185,24 @@ def camel(name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    text = " ".join(text.split())
+    text = _plain(" ".join(text.split()))
     text = text[:1].upper() + text[1:]
     return text if text.endswith(".") else f"{text}."
 
 
+def _plain(text: str) -> str:
+    """Words from outside (a folder's name, a recipe's doc) without what could end a docstring."""
+    return "".join(c for c in text if c.isprintable() and c not in '"\\')
+
+
 def _literal(value: Any) -> str:
-    return '"' + value + '"' if isinstance(value, str) else repr(value)
+    """Python source of an attribute's value. Raises Day0Error for what has none (infinity, NaN, an object)."""
+    source = json.dumps(value) if isinstance(value, str) else repr(value)
+    try:
+        ast.literal_eval(source)
+    except ValueError:
+        raise Day0Error(f"{source} cannot be written into a package", hint="check the config's values") from None
+    return source
 
 
 def _wrap(head: str, arguments: list[str]) -> list[str]:

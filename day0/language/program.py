@@ -108,7 +108,7 @@ class _Builder:
     def build(self, cut: int | None) -> Program:
         self._check_names()
         schedule = self.recipe.schedule
-        count_all = int(self.scope.value(schedule.layers))
+        count_all = _count("schedule.layers", self.scope.value(schedule.layers))
         count = count_all if cut is None else min(count_all, cut)
         model = _parse_block("model", self.recipe.model)
         outer = {name: self._use(name, "model", None) for name in self._operators_of(model)}
@@ -129,8 +129,8 @@ class _Builder:
         return Program(
             recipe=self.recipe,
             config=dict(self.view.config),
-            vocab_size=int(self.scope.value(self.recipe.limits.vocab_size)),
-            positions=self.scope.value(self.recipe.limits.positions),
+            vocab_size=self._limit("vocab_size"),
+            positions=None if self.scope.value(self.recipe.limits.positions) is None else self._limit("positions"),
             left_out={
                 entry.pattern.format(prefix=self.prefix, layers=count_all): entry.reason
                 for entry in self.recipe.left_out
@@ -157,6 +157,9 @@ class _Builder:
             operator, _, weight = key.partition(".")
             if operator not in self.recipe.operators or not weight:
                 raise Day0Error(f"weights: {key!r} is no operator.weight", hint="correct the weights section")
+
+    def _limit(self, name: str) -> int:
+        return _count(f"limits.{name}", self.scope.value(getattr(self.recipe.limits, name)))
 
     def _layer(self, index: int) -> Layer:
         scope = self.scope.with_names(layer=index)
@@ -279,6 +282,13 @@ class _Builder:
                 f"block {block.name}: {step}: {target} takes {least} to {arguments} values and gives {results}",
                 hint="correct the step",
             )
+
+
+def _count(name: str, value: Any) -> int:
+    """A config's word for a number of things. Raises Day0Error when it is no positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Day0Error(f"{name} is {value!r}, which is no positive whole number", hint="check the config")
+    return value
 
 
 def _parse_block(name: str, block: Block) -> ParsedBlock:

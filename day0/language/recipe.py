@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from day0.errors import Day0Error
-from day0.language.steps import parse_step
+from day0.language.steps import is_name, parse_step
 
 
 class Section(BaseModel):
@@ -50,6 +51,12 @@ class Schedule(Section):
     layer: str | Slot
     slots: dict[str, Slot] = {}
 
+    @field_validator("slots")
+    @classmethod
+    def _slots_are_names(cls, slots: dict[str, Slot]) -> dict[str, Slot]:
+        _named(slots)
+        return slots
+
 
 class Block(Section):
     """Straight-line steps from `takes` to `gives`."""
@@ -68,6 +75,19 @@ class Block(Section):
             except Day0Error as error:
                 raise ValueError(f"{error.message}; {error.hint}") from error
         return steps
+
+    @field_validator("takes", "gives")
+    @classmethod
+    def _ports_are_names(cls, ports: tuple[str, ...]) -> tuple[str, ...]:
+        _named(ports)
+        return ports
+
+
+def _named(names: Iterable[str]) -> None:
+    """Raises ValueError for a key that could not be a name in a package."""
+    wrong = [name for name in names if not is_name(name)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no name: lower case letters, digits and _, and no Python keyword")
 
 
 class Weights(Section):
@@ -136,6 +156,12 @@ class Recipe(Section):
     left_out: tuple[LeftOut, ...] = ()
     reference: ReferenceNotes = ReferenceNotes()
     chat: Chat = Field(default_factory=Chat)
+
+    @field_validator("blocks", "operators")
+    @classmethod
+    def _keys_are_names(cls, found: dict[str, Any]) -> dict[str, Any]:
+        _named(found)
+        return found
 
     @field_validator("operators")
     @classmethod

@@ -1,5 +1,6 @@
 """A recipe's steps: `x, mix = residual.pre(h)`: values on the left, one call on the right."""
 
+import keyword
 import re
 from dataclasses import dataclass
 
@@ -32,10 +33,15 @@ def parse_step(text: str) -> Step:
         raise Day0Error(f"not a step: {text!r}", hint="write: y = operator(x), or: a, b = operator.method(x, y)")
     targets, callee, method, arguments = found.groups()
     step = Step(_split(targets), callee, method or "", _split(arguments))
-    taken = _RESERVED & {*step.targets, *step.arguments, step.callee}
+    taken = [name for name in (*step.targets, *step.arguments, step.callee) if not is_name(name)]
     if taken:
         raise Day0Error(f"{text!r} uses the reserved name {sorted(taken)[0]!r}", hint="choose another name")
     return step
+
+
+def is_name(text: str) -> bool:
+    """Whether a recipe may give a value, an operator, a block or a slot this name: it becomes one in a package."""
+    return re.fullmatch(_NAME, text) is not None and not keyword.iskeyword(text) and text not in _RESERVED
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -10,7 +10,10 @@ from day0.artifacts.base import Provenance
 from day0.engine.package import load_package
 from day0.engine.runner import Runner
 from day0.errors import Day0Error
+from day0.generate.render import render_model
 from day0.generate.stage import Options, run
+from day0.language.program import apply_recipe
+from day0.language.recipe import load_recipe
 from day0.repo import ModelRepo
 from tests.generate import toy
 
@@ -157,3 +160,31 @@ def test_the_plan_chooses_implementations_and_unknown_ones_are_refused(generate,
     broken = generate(lines=(line("absent"),), force=True).folder
     with pytest.raises(Day0Error, match="absent"):
         load_package(broken, repo)
+
+
+def test_nothing_from_a_repo_becomes_code(generate, repo, tmp_path):
+    """A config's strings, a folder's name and a recipe's words end up as data."""
+    hostile = "__import__('os').abort()"
+    recipe = toy.RECIPE.replace("positions: 200", "positions: $config.limit")
+    (tmp_path / "limit.yaml").write_text(recipe)
+    config = {**toy.CONFIG, "limit": hostile}
+    with pytest.raises(Day0Error, match="no positive whole number"):
+        apply_recipe(load_recipe(str(tmp_path / "limit.yaml")), config)
+    words = 'a """ doc \\" ends\n' + hostile
+    (tmp_path / "doc.yaml").write_text(toy.RECIPE.replace("doc: two products", f"doc: {json.dumps(words)}"))
+    program = apply_recipe(load_recipe(str(tmp_path / "doc.yaml")), toy.CONFIG)
+    source = render_model(program, title=words, recipe_hash="0" * 64, config_hash="0" * 64)
+    calls = {n.func.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    assert "__import__" not in calls
+    for name in ("x); abort(", "class", "import", "X"):
+        (tmp_path / "name.yaml").write_text(toy.RECIPE.replace("  mixing: {kind", f"  {json.dumps(name)}: {{kind"))
+        with pytest.raises(Day0Error, match="is no name"):
+            load_recipe(str(tmp_path / "name.yaml"))
+
+
+def test_a_value_without_source_is_refused(tmp_path):
+    path = tmp_path / "eps.yaml"
+    path.write_text(toy.RECIPE)
+    program = apply_recipe(load_recipe(str(path)), {**toy.CONFIG, "eps": [float("inf")] * 3})
+    with pytest.raises(Day0Error, match="inf cannot be written"):
+        render_model(program, title="t", recipe_hash="0" * 64, config_hash="0" * 64)
