@@ -41,6 +41,7 @@ verify: setup ## run what takes long, and write docs/evidence/ (EVIDENCE_ARGS=--
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m verify $(PYTEST_ARGS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.evidence.coverage $(EVIDENCE_ARGS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(EVIDENCE_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.families $(EVIDENCE_ARGS)
 
 clean: ## remove .venv/, caches and build output
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo.day0 *.egg-info .coverage

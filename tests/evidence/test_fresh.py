@@ -7,11 +7,15 @@ from tests.evidence.targets import kernel_targets
 from tests.mutation import run
 
 COMMANDS = {"mutation": run.COMMAND, "coverage": coverage.COMMAND}
-NAMES = sorted(path.stem for path in evidence.FOLDER.glob("*.json"))
+NAMES = ("coverage", "families", "mutation")
 MEASURED = {
     "mutation": {target.name: run.inputs(target) for target in kernel_targets()},
     "coverage": {target.name: coverage.inputs(target) for target in coverage.targets()},
 }
+
+
+def test_every_evidence_file_is_known():
+    assert sorted(path.stem for path in evidence.FOLDER.glob("*.json")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
