@@ -47,6 +47,11 @@ def precision_gate(name: str, result: Precision) -> Gate:
     if result.lost:
         shown = ", ".join(sorted(result.lost)[:3])
         detail += f"; not compared, the reference holds them in float64 only: {len(result.lost)} ({shown})"
+    bad = next((row for row in result.rows if row.verdict != "holds"), None)
+    if bad is not None:
+        where = " ".join(filter(None, (bad.operator, "" if bad.layer is None else str(bad.layer), bad.port)))
+        why = bad.note or f"{bad.ratio or 0.0:.2f} times the reference's own error"
+        detail = f"{where} ({bad.mode}): {why}; {detail}"
     gate = _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
     over = [u for u in result.unstable if u.package > u.bound]
     if over:

@@ -7,7 +7,7 @@ propagated mode each runs on its own activations.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -60,6 +60,7 @@ class _Sums:
     reference: float = 0.0
     package: float = 0.0
     scale: float = 0.0
+    broken: int = 0  # rows that are not finite in the package alone
 
 
 def ulp_floor(dtype: torch.dtype, width: int) -> float:
@@ -95,10 +96,13 @@ def check_precision(
         for prompt in prompts:
             run = _Captures.isolated if mode == "isolated" else _Captures.propagated
             captures = run(package, truth, reference, list(prompt.ids))
-            tie = _Ties(len(prompt.ids))
+            tie = _Ties(len(prompt.ids), chooses=captures.chooses())
+            boundaries = list(captures.boundaries())
+            for tensor in boundaries:
+                tie.moved_by_reference(tensor, _floor(reference.dtype, tensor))
             traced = captures.operators(located, result.lost) if mode == "isolated" else ()
-            for tensor in chain(captures.boundaries(), traced):
-                _add(sums, tensor, tie.stable_rows(tensor, ulp_floor(reference.dtype, tensor.truth.shape[1])))
+            for tensor in chain(boundaries, traced):
+                _add(sums, tensor, tie.stable_rows(tensor, _floor(reference.dtype, tensor)))
             result.unstable.append(tie.report(gate, mode, prompt.name))
         rows = [_row(total, reference.dtype, gate, mode) for total in sums.values()]
         # In the order of execution: what an operator got wrong shows in its layer after it.
@@ -139,6 +143,10 @@ class _Captures:
         ]
         return cls(capture_reference(truth, ids, traced=False), own, probes, capture_package(package, ids))
 
+    def chooses(self) -> bool:
+        """Whether an operator of the package gives a discrete choice: indices or a mask."""
+        return any(not output.is_floating_point() for call in self.package.calls for output in call.outputs)
+
     def boundaries(self) -> Iterator[_Compared]:
         """Layer outputs and logits."""
         runs = (self.truth, self.reference, *self.probes)
@@ -177,31 +185,44 @@ def _holds(run: Mapping[str, Tensor], location: str, output: Tensor) -> bool:
 class _Ties:
     """Rows of one prompt where a discrete choice, not rounding, separates two runs.
 
-    Layers come before operators: a row that the probes move at a layer's end is left out of all its operators.
+    A row jumps when its error is JUMP times its tensor's usual one. It is left out of the comparison
+
+    - where the reference or a probe of it jumps: in that tensor and in all operators of that layer;
+    - where the package alone jumps, when a flipped choice can explain it: the model chooses at all (`chooses`: an
+      operator gives integers or a mask; or else the reference jumped somewhere in this prompt), such rows are no more
+      than `_most_alone`, and the row is one that the tensor could hold. A flipped choice gives a row like the others,
+      at most as large as the largest of them, so that it lies no further from the truth than the sum of both norms.
+
+    A row that is not finite in the package alone is never left out.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, chooses: bool) -> None:
+        self.chooses = chooses
         self.of_layer: dict[int | None, Tensor] = {}
         self.by_reference = torch.zeros(rows, dtype=torch.bool)
         self.by_package = torch.zeros(rows, dtype=torch.bool)
 
-    def stable_rows(self, tensor: _Compared, floor: float) -> Tensor:
-        """[N] bool: the rows of this tensor to compare. Remembers the others, and who moved them.
-
-        Where the package alone moves more rows than ties explain, they stay in: then it is the operator.
-        """
-        reference = row_errors(tensor.reference, tensor.truth)
-        usual = max(float(reference.median()), floor)
-        moved = reference > JUMP * usual
+    def moved_by_reference(self, tensor: _Compared, floor: float) -> Tensor:
+        """[N] bool: the rows that jump in the reference. Layers come first: their operators inherit what they find."""
+        usual = _usual(tensor, floor)
+        moved = row_errors(tensor.reference, tensor.truth) > JUMP * usual
         for probe in tensor.probes:
             moved |= row_errors(probe, tensor.truth) > JUMP * usual
         moved |= self.of_layer.setdefault(tensor.layer, moved)
-        alone = (row_errors(tensor.package, tensor.truth) > JUMP * usual) & ~moved
         self.by_reference |= moved
-        if int(alone.sum()) > _most_alone(int(moved.sum())):
-            return ~moved
+        return moved
+
+    def stable_rows(self, tensor: _Compared, floor: float) -> Tensor:
+        """[N] bool: the rows of this tensor to compare. Remembers the others, and who moved them."""
+        broken = broken_rows(tensor)
+        moved = self.moved_by_reference(tensor, floor)
+        alone = (row_errors(tensor.package, tensor.truth) > JUMP * _usual(tensor, floor)) & ~moved & ~broken
+        few = int(alone.sum()) <= _most_alone(int(moved.sum()))
+        if not (few and (self.chooses or self.by_reference.any())):
+            return ~moved | broken
+        alone &= _possible_rows(tensor)
         self.by_package |= alone
-        return ~(moved | alone)
+        return ~(moved | alone) | broken
 
     def report(self, gate: str, mode: Mode, prompt: str) -> UnstableRows:
         reference, package = int(self.by_reference.sum()), int(self.by_package.sum())
@@ -225,6 +246,31 @@ def _most_alone(by_reference: int) -> int:
     return int(by_reference + 3 * math.sqrt(by_reference + 1))
 
 
+def _floor(dtype: torch.dtype, tensor: _Compared) -> float:
+    return ulp_floor(dtype, tensor.truth.shape[1])
+
+
+def _usual(tensor: _Compared, floor: float) -> float:
+    return max(float(row_errors(tensor.reference, tensor.truth).median()), floor)
+
+
+def broken_rows(tensor: _Compared) -> Tensor:
+    """[N] bool: NaN in the package where neither truth nor reference has one in that row; infinities likewise."""
+
+    def only_package(is_bad: Callable[[Tensor], Tensor]) -> Tensor:
+        return is_bad(tensor.package).any(1) & ~(is_bad(tensor.truth) | is_bad(tensor.reference)).any(1)
+
+    return only_package(torch.isnan) | only_package(torch.isinf)
+
+
+def _possible_rows(tensor: _Compared) -> Tensor:
+    """[N] bool: whether the package's row is one that another choice may give (see `_Ties`)."""
+    truth, package = (t.to(torch.float64).nan_to_num(0.0, 0.0, 0.0) for t in (tensor.truth, tensor.package))
+    size = truth.norm(dim=1)
+    possible: Tensor = (package - truth).norm(dim=1) <= size + size.max()
+    return possible
+
+
 def row_errors(computed: Tensor, exact: Tensor) -> Tensor:
     """[N] relative L2 error of each row, in float64; a row that is not finite is infinitely wrong."""
     a, b = computed.to(torch.float64), exact.to(torch.float64)
@@ -246,6 +292,7 @@ def _add(sums: dict[tuple[int | None, str, str], _Sums], tensor: _Compared, stab
         difference = (run[stable].to(torch.float64) - truth)[finite]
         setattr(total, name, getattr(total, name) + float(difference.square().sum()))
     total.scale += float(truth[finite].square().sum())
+    total.broken += int(broken_rows(tensor).sum())
 
 
 def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
@@ -253,6 +300,10 @@ def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
     scale = math.sqrt(total.scale) or 1.0
     wrong, own = math.sqrt(total.package) / scale, math.sqrt(total.reference) / scale
     ratio = wrong / max(own, floor)
+    note = "above 1.5 times the reference's own error" if WARNING < ratio <= LIMIT else ""
+    if total.broken:
+        wrong = ratio = math.inf
+        note = f"{total.broken} rows not finite in the package alone"
     return Row(
         gate=gate,
         prompt="all",
@@ -266,7 +317,7 @@ def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
         ratio=ratio,
         verdict="holds" if ratio <= LIMIT else "does not hold",
         location=total.first.location,
-        note="above 1.5 times the reference's own error" if WARNING < ratio <= LIMIT else "",
+        note=note,
     )
 
 

@@ -1,6 +1,7 @@
 """Precision: rounding like the reference's holds, more than twice of it does not, ties are told from rounding."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,11 +59,11 @@ def compared(reference, package, probes=()):
 def test_rows_on_a_tie_are_left_out_and_counted():
     small = [1e-7] * 10
     jumped = [*small[:9], 0.3]
-    ties = _Ties(10)
+    ties = _Ties(10, chooses=True)
     assert ties.stable_rows(compared(small, jumped), 1e-8).tolist() == [True] * 9 + [False]
     assert (ties.report("g", "isolated", "p").reference, ties.report("g", "isolated", "p").package) == (0, 1)
     # a jump that rounding alone causes in the reference is the reference's, whether or not the package jumps too
-    ties = _Ties(10)
+    ties = _Ties(10, chooses=True)
     ties.stable_rows(compared(small, jumped, probes=[jumped]), 1e-8)
     report = ties.report("g", "isolated", "p")
     assert (report.reference, report.package, report.rows) == (1, 0, (9,))
@@ -70,11 +71,11 @@ def test_rows_on_a_tie_are_left_out_and_counted():
 
 def test_ordinary_spread_is_no_tie():
     spread = [1e-7 * (1 + i % 5) for i in range(10)]
-    assert _Ties(10).stable_rows(compared(spread, [JUMP * 0.9e-7] * 10), 1e-8).all()
+    assert _Ties(10, chooses=True).stable_rows(compared(spread, [JUMP * 0.9e-7] * 10), 1e-8).all()
 
 
 def test_more_jumps_of_the_package_alone_than_ties_explain_are_compared():
-    ties = _Ties(10)
+    ties = _Ties(10, chooses=True)
     assert ties.stable_rows(compared([1e-7] * 10, [1e-7] * 6 + [0.3] * 4), 1e-8).all()
     assert ties.report("g", "isolated", "p").package == 0
     assert int(ties.stable_rows(compared([1e-7] * 10, [1e-7] * 7 + [0.3] * 3), 1e-8).sum()) == 7
@@ -82,12 +83,50 @@ def test_more_jumps_of_the_package_alone_than_ties_explain_are_compared():
 
 def test_jumps_in_other_rows_of_each_tensor_do_not_hold():
     """Few in every tensor, but together more than ties explain."""
-    ties = _Ties(10)
+    ties = _Ties(10, chooses=True)
     for row in range(5):
         ties.stable_rows(compared([1e-7] * 10, [0.3 if i == row else 1e-7 for i in range(10)]), 1e-8)
     report = ties.report("g", "isolated", "p")
     assert report.package == 5 > report.bound == 3
     assert precision_gate("p", Precision(unstable=[report])).verdict == "does not hold"
+
+
+def test_a_jump_of_the_package_alone_is_compared_where_nothing_is_chosen():
+    small = [1e-7] * 10
+    jumped = compared(small, [*small[:9], 0.3])
+    ties = _Ties(10, chooses=False)
+    assert ties.stable_rows(jumped, 1e-8).all() and not ties.by_package.any()
+    # a row that the reference moves anywhere in the prompt shows that the model chooses
+    ties.moved_by_reference(compared([0.3, *small[1:]], small), 1e-8)
+    assert ties.stable_rows(replace(jumped, layer=1), 1e-8).tolist() == [True] * 9 + [False]
+
+
+@pytest.mark.parametrize("value,left_out", [(1.9, True), (2.1, False), (math.nan, False), (math.inf, False)])
+def test_a_jump_further_than_another_choice_reaches_is_compared(value, left_out):
+    """All rows of the truth are equally large: what another choice gives is at most twice their norm away."""
+    ties = _Ties(10, chooses=True)
+    tensor = compared([1e-7] * 10, [1e-7] * 9 + [value])
+    assert ties.stable_rows(tensor, 1e-8).tolist() == [True] * 9 + [not left_out]
+    # nor does the reference's own jump excuse what is not finite
+    both = compared([1e-7] * 9 + [0.3], [1e-7] * 9 + [value])
+    assert _Ties(10, chooses=True).stable_rows(both, 1e-8).tolist() == [True] * 9 + [not math.isfinite(value)]
+
+
+def test_one_row_of_nan_in_the_package_is_named(package, exact_reference, reference, located, prompts):
+    operator = next(op for op in package.operators() if op.name == "layers.1.delta_norm")
+    plain = operator.run
+
+    def broken(*ports, **named):
+        result = plain(*ports, **named).clone()
+        result[4] = math.nan
+        return result
+
+    operator.run = broken
+    result = check_precision(package, exact_reference, reference, located, prompts[:1], modes=("isolated",))
+    failing = [row for row in result.rows if row.verdict != "holds"]
+    assert (failing[0].layer, failing[0].operator) == (1, "delta_norm") and "not finite" in failing[0].note
+    gate = precision_gate("p", result)
+    assert gate.verdict == "does not hold" and gate.detail.startswith("delta_norm 1 ")
 
 
 def test_row_errors_are_infinite_for_nan():
