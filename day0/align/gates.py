@@ -62,19 +62,25 @@ def precision_gate(name: str, result: Precision) -> Gate:
 
 
 def greedy_gate(name: str, cells: Sequence[GreedyCell]) -> Gate:
-    """Equal continuations hold; so does a divergence whose margin lies below the noise, which the detail counts."""
-    ties = sum(cell.classified == "tie" for cell in cells)
+    """Equal continuations hold, and so do those that part at ties only, beside one that is equal to its end.
+
+    Where every continuation meets a tie, what was compared is too near to noise to decide: inconclusive.
+    """
+    equal = sum(cell.equal for cell in cells)
     bugs = [cell for cell in cells if cell.classified == "bug"]
-    detail = f"{len(cells)} prompts, {max((cell.tokens for cell in cells), default=0)} tokens equal"
+    ties = [f"{cell.prompt} at token {', '.join(map(str, cell.ties))}" for cell in cells if cell.classified == "tie"]
+    lengths = max((cell.tokens for cell in cells), default=0)
+    detail = f"{equal} of {len(cells)} prompts equal for {lengths} tokens"
     if ties:
-        detail += f", {ties} part at a tie"
+        detail += f"; {len(ties)} part at a tie and are equal elsewhere: {'; '.join(ties)}"
     if bugs:
         first = bugs[0]
         detail = (
             f"{first.prompt} parts at token {first.first_difference}: margin {first.reference_margin:.2e} in the "
             f"reference, {first.package_margin:.2e} in the package, noise {first.noise:.2e}"
         )
-    return _gate(name, ["does not hold" if cell.classified == "bug" else "holds" for cell in cells], detail, None)
+    gate = _gate(name, ["does not hold" if cell.classified == "bug" else "holds" for cell in cells], detail, None)
+    return gate.model_copy(update={"verdict": "inconclusive"}) if not bugs and not equal else gate
 
 
 def invariance_gate(name: str, cells: Sequence[InvarianceCell]) -> Gate:

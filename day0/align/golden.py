@@ -8,9 +8,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from day0.align.capture import Capture, capture_package
+from day0.align.greedy import Judged, greedy_cell, is_tie, partings
 from day0.align.precision import LIMIT, ulp_floor
 from day0.artifacts.alignment import GreedyCell, Mode, Prompt, Row
-from day0.engine.runner import Runner
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
 from day0.reference.match import error
@@ -163,24 +163,13 @@ def _rows(
 
 
 def _greedy(serving: Package, ours: Capture, prompt: GoldenPrompt, name: str) -> GreedyCell:
-    count = len(prompt.new_ids)
-    runner = Runner(serving, sequences=1, tokens=len(prompt.ids) + count, poison=True)
-    found = runner.greedy(prompt.ids, count=count)
-    split = next((i for i, (a, b) in enumerate(zip(found.ids, prompt.new_ids, strict=True)) if a != b), None)
-    if split is None:
-        return GreedyCell(prompt=name, tokens=count, equal=True, classified="equal")
     # How far the recorded logits are from float64: both sides may be off by twice that.
     noise = float((prompt.logits.double() - ours.logits.double()).abs().max())
-    margin = max(prompt.new_margins[split], found.margins[split])
-    return GreedyCell(
-        prompt=name,
-        tokens=count,
-        equal=False,
-        first_difference=split,
-        package_token=found.ids[split],
-        reference_token=prompt.new_ids[split],
-        package_margin=found.margins[split],
-        reference_margin=prompt.new_margins[split],
-        noise=noise,
-        classified="tie" if margin <= 2 * LIMIT * noise else "bug",
-    )
+    parted = []
+    for part in partings(serving, prompt.ids, prompt.new_ids):
+        margins = prompt.new_margins[part.index], part.margin
+        tie = is_tie(margins, max(margins), noise)
+        parted.append(Judged(part, prompt.new_ids[part.index], margins[0], noise, tie))
+        if not tie:
+            break
+    return greedy_cell(name, len(prompt.new_ids), parted)

@@ -1,6 +1,8 @@
 """Greedy continuations of package and reference in float32, and what a divergence is."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,32 +33,80 @@ def compare_greedy(
     cells = []
     for prompt in prompts:
         ids = list(prompt.ids)
-        runner = Runner(package, sequences=1, tokens=len(ids) + tokens, poison=True)
-        ours = runner.greedy(ids, count=tokens)
         theirs, rows = reference_greedy(reference, ids, tokens, cached=cached)
-        split = next((i for i, (a, b) in enumerate(zip(ours.ids, theirs, strict=True)) if a != b), None)
-        if split is None:
-            cells.append(GreedyCell(prompt=prompt.name, tokens=tokens, equal=True, classified="equal"))
-            continue
-        noise, exact = _noise(reference, truth, [*ids, *theirs[:split]])
-        # Each side's logits may be off by twice the noise (the precision gate's limit), in opposite directions.
-        gap = float(exact.max() - exact[ours.ids[split]])
-        best = rows[split].double().topk(2).values
-        cells.append(
-            GreedyCell(
-                prompt=prompt.name,
-                tokens=tokens,
-                equal=False,
-                first_difference=split,
-                package_token=ours.ids[split],
-                reference_token=theirs[split],
-                package_margin=ours.margins[split],
-                reference_margin=float(best[0] - best[1]),
-                noise=noise,
-                classified="tie" if gap <= 2 * LIMIT * noise else "bug",
+        parted = []
+        for part in partings(package, ids, theirs):
+            noise, exact = _noise(reference, truth, [*ids, *theirs[: part.index]])
+            # Each side's logits may be off by twice the noise (the precision gate's limit), in opposite directions.
+            gap = float(exact.max() - exact[part.token])
+            best = rows[part.index].double().topk(2).values
+            margin = float(best[0] - best[1])
+            parted.append(
+                Judged(part, theirs[part.index], margin, noise, is_tie([gap, margin, part.margin], gap, noise))
             )
-        )
+            if not parted[-1].tie:
+                break
+        cells.append(greedy_cell(prompt.name, tokens, parted))
     return cells
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A token of a continuation at which the package prefers another, or at which its logits are not finite."""
+
+    index: int
+    token: int  # the package's
+    margin: float  # its best minus its second-best logit
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A parting and whether rounding explains it."""
+
+    parting: Parting
+    reference_token: int
+    reference_margin: float
+    noise: float
+    tie: bool
+
+
+def partings(package: Package, ids: Sequence[int], theirs: Sequence[int]) -> Iterator[Parting]:
+    """Where the package leaves a continuation of `ids`; after each it goes on from the continuation's own token."""
+    done = 0
+    while done < len(theirs):
+        runner = Runner(package, sequences=1, tokens=len(ids) + len(theirs), poison=True)
+        found = runner.greedy([*ids, *theirs[:done]], count=len(theirs) - done)
+        pairs = zip(found.ids, theirs[done:], found.margins, strict=True)
+        split = next((i for i, (a, b, margin) in enumerate(pairs) if a != b or not math.isfinite(margin)), None)
+        if split is None:
+            return
+        yield Parting(done + split, found.ids[split], found.margins[split])
+        done += split + 1
+
+
+def is_tie(figures: Sequence[float], gap: float, noise: float) -> bool:
+    """Whether a gap between two logits is within what rounding moves; what is not finite is never a tie."""
+    return all(map(math.isfinite, [*figures, gap, noise])) and gap <= 2 * LIMIT * noise
+
+
+def greedy_cell(name: str, tokens: int, parted: Sequence[Judged]) -> GreedyCell:
+    """What the partings of one prompt, in their order, come to."""
+    if not parted:
+        return GreedyCell(prompt=name, tokens=tokens, equal=True, classified="equal")
+    decisive = next((judged for judged in parted if not judged.tie), parted[0])
+    return GreedyCell(
+        prompt=name,
+        tokens=tokens,
+        equal=False,
+        first_difference=decisive.parting.index,
+        package_token=decisive.parting.token,
+        reference_token=decisive.reference_token,
+        package_margin=decisive.parting.margin,
+        reference_margin=decisive.reference_margin,
+        noise=decisive.noise,
+        ties=tuple(judged.parting.index for judged in parted if judged.tie),
+        classified="tie" if decisive.tie else "bug",
+    )
 
 
 @torch.no_grad()
@@ -92,5 +142,5 @@ def _noise(reference: Reference, truth: Reference, ids: list[int]) -> tuple[floa
     for seed in range(_PROBES):
         moved = jitter({0: own.layer_inputs[0]}, reference.dtype, seed)
         rows.append(capture_reference(reference, ids, force=moved, traced=False).logits[-1])
-    measured = max(float((row.double() - exact).abs().max()) for row in rows)
+    measured = float((torch.stack(rows).double() - exact).abs().max())  # NaN where a row holds one
     return max(measured, ulp_floor(reference.dtype, len(exact)) * float(exact.abs().max())), exact

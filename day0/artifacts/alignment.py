@@ -99,7 +99,11 @@ class FirstBad(Record):
 
 
 class GreedyCell(Record):
-    """A greedy continuation of both. Margins are best minus second-best logit at the first differing token."""
+    """The reference's greedy continuation, and what the package prefers at each of its tokens.
+
+    After a tie the package goes on from the reference's token. `ties`: the tokens that sit on one. The figures are those
+    of the token that decides: the bug, or else the first tie. Margins are best minus second-best logit.
+    """
 
     prompt: str
     tokens: int
@@ -110,6 +114,7 @@ class GreedyCell(Record):
     package_margin: Figure | None = None
     reference_margin: Figure | None = None
     noise: Figure | None = None  # how far the reference's logits are from their float64 selves at that step
+    ties: tuple[int, ...] = ()
     classified: Literal["equal", "tie", "bug"]
 
 

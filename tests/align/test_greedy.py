@@ -1,12 +1,13 @@
 """Greedy continuations: equal, parted at a tie, or parted by a bug."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from day0.align.gates import greedy_gate
-from day0.align.greedy import compare_greedy, reference_greedy
+from day0.align.greedy import Judged, Parting, compare_greedy, greedy_cell, is_tie, reference_greedy
 
 TOKENS = 12
 
@@ -66,3 +67,36 @@ def test_a_flip_is_a_tie_only_within_the_noise(package, reference, exact_referen
     assert torch.is_tensor(head.weight)
     assert (cells[0].package_token, cells[0].reference_token) == (second, first)
     assert cells[0].classified == classified
+
+
+def test_after_a_tie_the_rest_is_compared(package, reference, exact_reference, prompts):
+    """Two tokens whose logits are all but equal: every step that prefers one is a tie; a later bug is still found."""
+    theirs, _ = reference_greedy(reference, prompts[0].ids, TOKENS)
+    first, second = theirs[0], (theirs[0] + 1) % 256
+    assert second not in theirs and any(token != first for token in theirs)
+    head = next(op for op in package.operators() if op.name == "lm_head")
+    head.weight.data[second] = head.weight.data[first] * (1 + 1e-6)
+    sides = tied(reference, first, second, 1e-7), tied(exact_reference, first, second, 1e-7)
+    cell = compare_greedy(package, *sides, prompts[:1], tokens=TOKENS)[0]
+    assert cell.classified == "tie" and cell.ties == tuple(i for i, token in enumerate(theirs) if token == first)
+    later = next(token for token in theirs if token != first)
+    head.weight.data[later] *= 0.5
+    cell = compare_greedy(package, *sides, prompts[:1], tokens=TOKENS)[0]
+    assert (cell.classified, cell.first_difference) == ("bug", theirs.index(later)) and cell.ties[0] == 0
+
+
+def test_logits_that_are_not_finite_are_a_bug(package, reference, exact_reference, prompts):
+    head = next(op for op in package.operators() if op.name == "lm_head")
+    head.weight.data[7] = math.nan
+    cell = compare_greedy(package, reference, exact_reference, prompts[:1], tokens=1)[0]
+    assert cell.classified == "bug"
+    assert is_tie([0.0], 0.0, 1e-6) and not is_tie([0.0], 0.0, math.inf) and not is_tie([math.nan], 0.0, 1e-6)
+
+
+def test_the_gate_counts_equal_prompts_and_says_where_the_others_part():
+    equal = greedy_cell("a", 9, [])
+    tie = greedy_cell("b", 9, [Judged(Parting(i, 1, 0.0), 2, 0.0, 1e-6, tie=True) for i in (3, 5)])
+    gate = greedy_gate("greedy", [equal, tie])
+    assert gate.verdict == "holds"
+    assert gate.detail == "1 of 2 prompts equal for 9 tokens; 1 part at a tie and are equal elsewhere: b at token 3, 5"
+    assert greedy_gate("greedy", [tie]).verdict == "inconclusive"
