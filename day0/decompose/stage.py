@@ -14,6 +14,7 @@ from day0.decompose.operators import DECODE, PREFILL, active_parameters, operato
 from day0.decompose.structure import Structure, read_source
 from day0.decompose.tensor_audit import TensorEvidence, audit_tensors
 from day0.decompose.unknown import operators_of_source, operators_of_structure
+from day0.errors import Day0Error
 from day0.language.program import apply_recipe
 from day0.language.recipe import find_recipe, load_recipe
 from day0.repo.model_repo import ModelRepo
@@ -38,11 +39,13 @@ class Options:
 def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory:
     """Take the model apart. Reads config, headers and the reference; never a weight.
 
-    Raises Day0Error: no usable config, a recipe that does not fit it, a broken header.
+    Raises Day0Error: no usable config, a recipe that does not fit it, a broken header, neither recipe nor reference.
     """
     recipe = load_recipe(options.recipe) if options.recipe else find_recipe(repo.config)
     program = apply_recipe(recipe, repo.config, repo.tensors) if recipe is not None else None
     source = find_reference_source(repo)
+    if recipe is None:
+        _require_something_to_read(source, options)
     seen = look(repo, source, recipe, trust=options.trust, seed=options.seed)
     if program is not None:
         tensors = audit_tensors(program, repo.tensors)
@@ -82,6 +85,22 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
         warnings=tuple(warnings + contradictions),
         holds=_holds(operators, keys, tensors.audit, options),
     )
+
+
+def _require_something_to_read(source: ReferenceSource, options: Options) -> None:
+    """Raises Day0Error where, without a recipe, no reference can be asked either: nothing would be known."""
+    if source.kind == "none":
+        raise Day0Error(
+            f"model type {source.model_type!r} is unknown: no recipe covers it, and {source.reason}",
+            hint="install a transformers that has it (pip install --upgrade transformers), or give --recipe FILE",
+        )
+    if source.kind == "remote_code" and options.trust is None:
+        files = ", ".join(path for path, _ in source.module_files)
+        raise Day0Error(
+            f"no recipe covers model type {source.model_type!r}, and its only reference is the repo's own code, "
+            f"which is not trusted ({files}; SHA-256 {source.revision_hash})",
+            hint="read that code, then let it run in a sandbox with --trust-remote-code; or give --recipe FILE",
+        )
 
 
 def _unknown_operators(repo: ModelRepo, source: ReferenceSource, seen: Seen, dtype: str) -> list[Operator]:
@@ -136,7 +155,8 @@ def _tensor_warnings(repo: ModelRepo, tensors: TensorEvidence) -> list[str]:
 
 
 def _holds(operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options) -> bool:
-    if audit.missing or audit.shape_mismatch:
+    """Nothing found is nothing shown: without operators it never holds."""
+    if not operators or audit.missing or audit.shape_mismatch:
         return False
     if options.require == "proved" and any(o.evidence.established != "proved" for o in operators):
         return False

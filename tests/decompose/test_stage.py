@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
 from day0.decompose import Options, diff, run
+from day0.decompose.look import Seen
 from day0.demo import model_path
+from day0.errors import Day0Error
 from day0.language.recipe import find_recipe, write_recipe
 from day0.repo import ModelRepo
+from day0.repo.reference_source import find_reference_source
 from tests.decompose.headers import header_repo
 from tests.decompose.remote_repo import write_remote_repo
 
@@ -177,6 +180,34 @@ def test_a_model_without_recipe(tiny_repo, tmp_path, monkeypatch):
     assert sum(o.parameters for o in inventory.operators) == inventory.parameters
     assert any("chunk_gated_delta_rule" in warning for warning in inventory.warnings)
     assert not decompose(tiny_repo("qwen3_5"), require="proved").holds
+
+
+@pytest.mark.parametrize("require", [None, "proved"])
+def test_a_repo_of_which_nothing_is_known_is_refused(tmp_path, require):
+    (tmp_path / "config.json").write_text('{"model_type": "foo", "hidden_size": 8}')
+    with pytest.raises(Day0Error, match="model type 'foo' is unknown") as caught:
+        decompose(tmp_path, require=require)
+    assert caught.value.exit_code == 2
+    assert "install a transformers" in caught.value.hint and "--recipe FILE" in caught.value.hint
+
+
+def test_code_that_is_not_trusted_is_refused_where_no_recipe_covers_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
+    repo = write_remote_repo(tmp_path / "repo")
+    source = find_reference_source(ModelRepo.open(repo))
+    with pytest.raises(Day0Error, match=source.revision_hash) as caught:
+        decompose(repo)
+    assert "--trust-remote-code" in caught.value.hint and source.module_files[0][0] in caught.value.message
+
+
+@pytest.mark.parametrize("options", [{}, {"require": "proved"}, {"trust_recipe": True}])
+def test_no_operators_hold_nothing(tiny_repo, monkeypatch, options):
+    """A transformers model of which neither a structure nor a class could be read."""
+    monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
+    monkeypatch.setattr("day0.decompose.stage.look", lambda *a, **k: Seen())
+    monkeypatch.setattr("day0.decompose.stage.read_source", lambda *a: [])
+    inventory = decompose(tiny_repo("qwen3_5"), **options)
+    assert inventory.operators == () and not inventory.holds
 
 
 def test_code_of_the_repo(tmp_path):
