@@ -48,7 +48,9 @@ class GoldenResult:
 
 
 def read_golden(path: Path) -> Golden:
-    """Raises Day0Error: no such file, not safetensors, another format, a tensor missing or of the wrong length."""
+    """Raises Day0Error: no such file, not safetensors, another format, a tensor missing or of the wrong length, or
+    metadata that are no counts.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
@@ -64,11 +66,16 @@ def read_golden(path: Path) -> Golden:
             f"{path} has format {facts.get('format')} in {facts.get('dtype')}, not {FORMAT}",
             hint="record it with the script that day0 record prints",
         )
-    layers = int(facts["layers"])
     try:
-        prompts = [_prompt(tensors, number, layers) for number in range(int(facts["prompts"]))]
+        layers, count = int(facts["layers"]), int(facts["prompts"])
+        prompts = [_prompt(tensors, number, layers) for number in range(count)]
     except KeyError as failure:
         raise Day0Error(f"{path} lacks {failure.args[0]}", hint="record it again with day0 record") from failure
+    except ValueError as failure:
+        raise Day0Error(
+            f"{path} counts {facts['layers']!r} layers and {facts['prompts']!r} prompts",
+            hint="record it again with day0 record",
+        ) from failure
     return Golden(facts.get("model", ""), DTYPES[facts["dtype"]], layers, prompts)
 
 
@@ -99,6 +106,12 @@ def compare_golden(exact: Package, serving: Package, golden: Golden, *, bound: f
 
 
 def _prompt(tensors: dict[str, Tensor], number: int, layers: int) -> GoldenPrompt:
+    for name, axes in (("input_ids", 1), ("logits", 2), ("new_ids", 1), ("new_margins", 1)):
+        if tensors[f"{number}.{name}"].ndim != axes:
+            raise Day0Error(
+                f"recorded {number}.{name} has {tensors[f'{number}.{name}'].ndim} axes, not {axes}",
+                hint="record it again with day0 record",
+            )
     ids = tensors[f"{number}.input_ids"].tolist()
     found = GoldenPrompt(
         ids,

@@ -10,6 +10,8 @@ from day0.repo.model_repo import ModelRepo
 
 # No multiple of a page (64), a chunk (16, 32, 64) or a pool (2, 4); the longest crosses two page borders.
 LENGTHS = (37, 61, 97, 131)
+# Invariance decodes the last 19 of a prompt's tokens one by one, after a prefill of some.
+LEAST = 24
 
 TEXTS = {
     "code": "def mean(values):\n    if not values:\n        return 0.0\n    return sum(values) / len(values)\n\n\ndef",
@@ -22,11 +24,15 @@ def random_prompts(
 ) -> list[Prompt]:
     """One prompt for each of LENGTHS, the second with an end id in the middle.
 
-    Lengths are cut so that `room` more tokens fit in `max_positions`. Raises Day0Error when not even 8 tokens do.
+    Lengths are cut so that `room` more tokens fit in `max_positions`. Raises Day0Error when fewer than
+    LEAST tokens are left for a prompt.
     """
     longest = max(LENGTHS) if max_positions is None else max_positions - room
-    if longest < 8:
-        raise Day0Error(f"a model of {max_positions} positions is too short to align", hint="use a longer context")
+    if longest < LEAST:
+        raise Day0Error(
+            f"{max_positions} positions less {room} greedy tokens leave {longest} for a prompt, {LEAST} are needed",
+            hint="lower --greedy-tokens or use a longer context",
+        )
     generator = torch.Generator().manual_seed(seed)
     prompts = []
     for number, length in enumerate(LENGTHS):

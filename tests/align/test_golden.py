@@ -122,6 +122,25 @@ def test_bad_files_are_refused(tmp_path, in_float64):
         read_golden(tmp_path / "lacking")
 
 
+@pytest.mark.parametrize("name", ["layers", "prompts"])
+def test_metadata_that_count_nothing_are_refused(tmp_path, in_float64, name):
+    tensors, facts = load_file(in_float64), read_metadata(in_float64)
+    save_file(tensors, tmp_path / "words", {**facts, name: "four"})
+    with pytest.raises(Day0Error, match=f"'four' {name}"):
+        read_golden(tmp_path / "words")
+    save_file(tensors, tmp_path / "none", {key: value for key, value in facts.items() if key != name})
+    with pytest.raises(Day0Error, match=f"lacks {name}"):
+        read_golden(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["input_ids", "logits", "new_ids", "new_margins"])
+def test_a_tensor_without_axes_is_refused(tmp_path, in_float64, name):
+    tensors, facts = load_file(in_float64), read_metadata(in_float64)
+    save_file({**tensors, f"1.{name}": torch.tensor(1.0)}, tmp_path / "scalar", facts)
+    with pytest.raises(Day0Error, match=rf"1\.{name} has 0 axes"):
+        read_golden(tmp_path / "scalar")
+
+
 def test_another_model_is_refused(exact_package, in_float64):
     golden = read_golden(in_float64)
     exact_package.layers = exact_package.layers[:3]

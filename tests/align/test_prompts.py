@@ -1,0 +1,26 @@
+"""Prompts fit the model's positions, and are long enough for every check that runs them."""
+
+import pytest
+
+from day0.align.invariance import check_invariance
+from day0.align.prompts import LEAST, LENGTHS, random_prompts
+from day0.align.self_check import check_reference
+from day0.errors import Day0Error
+
+
+def test_lengths_leave_room():
+    assert [len(p.ids) for p in random_prompts(50, ())] == list(LENGTHS)
+    assert [len(p.ids) for p in random_prompts(50, (), max_positions=80, room=20)] == [37, 60, 60, 60]
+
+
+def test_too_few_positions_are_refused_by_option():
+    with pytest.raises(Day0Error, match=f"leave {LEAST - 1} for a prompt") as caught:
+        random_prompts(50, (), max_positions=LEAST + 63, room=64)
+    assert "--greedy-tokens" in caught.value.hint
+
+
+def test_the_shortest_prompts_run_in_every_check(exact_package, exact_reference):
+    ids = random_prompts(50, (), max_positions=LEAST)[0].ids
+    assert len(ids) == LEAST
+    assert all(cell.verdict == "holds" for cell in check_invariance(exact_package, ids)[0])
+    assert all(check.holds for check in check_reference(exact_reference, ids))
