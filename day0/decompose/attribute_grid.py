@@ -153,7 +153,8 @@ def _replay(
                 return sum(known)
             replaced |= {id(old): new for old, new in zip(record.call.outputs, outputs, strict=False)}
             if record in chain:
-                known.append(all(probe.find(t, tolerance) for output in outputs for t in tensors_of(output)))
+                given = [t for output in outputs for t in tensors_of(output)]
+                known.append(bool(given) and all(probe.find(t, tolerance) for t in given))
     # An operator whose own values the reference never holds is known through the next one.
     last = max((i for i, held in enumerate(known) if held), default=-1)
     return last + 1
@@ -272,7 +273,7 @@ def _proofs(
     program: Program,
 ) -> dict[str, Proof]:
     proofs: dict[str, Proof] = {}
-    blamed = next(iter(verdicts), "")
+    blamed = next(iter((*verdicts, *unseen)), "")
     for name in dict.fromkeys(use.name for use in program.uses()):
         calls = [f for f in found if f.name == name]
         proof = _proof(calls, probes)
@@ -296,9 +297,9 @@ def _proofs(
 
 
 def _proof(calls: Sequence[Found], probes: Sequence[Probe]) -> Proof:
-    confirmed = bool(calls) and all(f.confirmed_by is not None for f in calls)
+    confirmed = bool(calls) and all(f.proved for f in calls)
     matches = [m for f in calls for m in f.matches if m is not None]
-    own = bool(calls) and all(all(f.matches) for f in calls)
+    own = bool(calls) and all(f.own for f in calls)
     others = dict.fromkeys(f.confirmed_by.name for f in calls if f.confirmed_by is not None and f.confirmed_by is not f)
     detail = "its outputs are the reference's" if own else f"proved together with {', '.join(others)}"
     return Proof(

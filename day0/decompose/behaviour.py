@@ -138,7 +138,9 @@ def _run_plan(model: Any, ids: torch.Tensor, plan: Sequence[tuple[str, int]]) ->
         call = partial(runner.forward, tokens, start, cache, use_cache=True)
         with float64_arithmetic():
             recorded, (_, cache) = trace(model, call)
-        probes.append(Probe(f"{name} ({count} tokens from {start})", tuple(tokens.tolist()), index_trace(recorded)))
+        probes.append(
+            Probe(f"{name} ({count} tokens from {start})", tuple(tokens.tolist()), index_trace(recorded), start)
+        )
         traces.append(recorded)
         start += count
     return probes, traces

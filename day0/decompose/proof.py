@@ -20,6 +20,7 @@ class Probe:
     ids: tuple[int, ...]
     # What modules and functions gave; what had a name; what had none. The first that holds a value names its place.
     indexes: tuple[TensorIndex, ...]
+    first_position: int = 0  # of the tokens in their sequence
 
     def find(self, output: Tensor, tolerance: float) -> Match | None:
         """Where the reference computed this value (a choice of positions: the same set per row)."""
@@ -27,7 +28,7 @@ class Probe:
             if output.is_floating_point():
                 match = index.find(output, tolerance)
             else:
-                location = index.find_choice(output)
+                location = index.find_choice(output, self.first_position)
                 match = None if location is None else Match(location, (), 0.0)
             if match is not None:
                 return match
@@ -67,6 +68,16 @@ class Found:
     @property
     def name(self) -> str:
         return self.call.use.name
+
+    @property
+    def own(self) -> bool:
+        """Whether the reference holds every tensor it gave; not where it gave none, which could show nothing."""
+        return bool(self.matches) and all(self.matches)
+
+    @property
+    def proved(self) -> bool:
+        """Its outputs are confirmed, and so is every value that went in (see `search` for those replaced)."""
+        return self.confirmed_by is not None and all(parent.confirmed_by is not None for parent in self.parents)
 
     def confirm(self, by: "Found") -> None:
         """Equal outputs here prove every unfound value that went in; an equal choice does not: it may be so by luck."""
@@ -121,7 +132,7 @@ def search(
     """Run the program on the probes' tokens and look for each operator's outputs in the reference's trace.
 
     `changes` replaces attributes by operator name. Where outputs of a call in `forced` ((path, method) -> location)
-    are not found, what the reference has at that location, else what is nearest, takes their place.
+    are not found, what the reference has at that location, else what is nearest, takes their place where it has any.
     """
     interpreter = Interpreter(program, weights, changes or {}, max_tokens=sum(len(p.ids) for p in probes))
     forced = forced or {}
@@ -137,14 +148,14 @@ def search(
             record = Found(call, number, [m for of_output in matches for m in of_output])
             record.parents = [unfound[id(i)] for i in call.inputs if id(i) in unfound]
             found.append(record)
-            if all(record.matches):
+            if record.own:
                 record.confirm(record)
                 return call.outputs
             outputs = list(call.outputs)
             for i, of_output in enumerate(matches):
                 if not all(of_output) and call.key in forced:
                     outputs[i] = _nearest(probe, outputs[i], forced[call.key])
-                elif not all(of_output):
+                if not all(of_output) and outputs[i] is call.outputs[i]:
                     unfound[id(outputs[i])] = record
             return tuple(outputs)
 

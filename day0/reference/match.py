@@ -92,17 +92,19 @@ class TensorIndex:
             for axes in _orders(self._tensors[location]):
                 yield location, arrange(self._tensors[location], axes).reshape(tensor.shape)
 
-    def find_choice(self, indices: Tensor) -> str | None:
+    def find_choice(self, indices: Tensor, first_position: int = 0) -> str | None:
         """A recorded integer tensor that chooses the same: [N, k] indices, negative entries being padding.
 
-        Every row's valid entries must be among the recorded row's, and be all of them where no entry is padding.
+        The rows belong to one sequence's consecutive queries from `first_position` on. Each row's entries must be the
+        recorded row's, as sets, whose entries that the query cannot see (negative, or beyond its position: a top-k of
+        masked scores has them) are left out. A choice of nothing is never found.
         """
-        if indices.dim() < 2 or indices.numel() < 2:
+        if indices.dim() != 2 or indices.numel() < 2 or not bool((indices >= 0).any()):
             return None
-        rows = indices.reshape(-1, indices.shape[-1])
+        rows = indices
         for location in self._choices.get(rows.shape[1], ()):
             recorded = self._tensors[location]
-            if recorded.numel() == rows.numel() and _same_choice(rows, recorded.reshape(rows.shape)):
+            if recorded.numel() == rows.numel() and _same_choice(rows, recorded.reshape(rows.shape), first_position):
                 return location
         return None
 
@@ -163,9 +165,9 @@ def _orders(recorded: Tensor) -> Iterator[tuple[int, ...]]:
     yield from permutations(range(axes)) if axes <= _MAX_AXES else [tuple(range(axes))]
 
 
-def _same_choice(rows: Tensor, recorded: Tensor) -> bool:
-    for row, other in zip(rows.tolist(), recorded.tolist(), strict=True):
-        valid = {i for i in row if i >= 0}
-        if not valid <= set(other) or (len(valid) == len(row) and valid != set(other)):
-            return False
-    return True
+def _same_choice(rows: Tensor, recorded: Tensor, first_position: int) -> bool:
+    pairs = zip(rows.tolist(), recorded.tolist(), strict=True)
+    return all(
+        {i for i in row if i >= 0} == {i for i in other if 0 <= i <= position}
+        for position, (row, other) in enumerate(pairs, first_position)
+    )

@@ -72,7 +72,10 @@ def test_infinite_entries_must_stand_in_the_same_places():
     "rows,found",
     [
         ([[2, 0, 1], [4, 3, 5]], True),  # order means nothing
-        ([[0, 1, -1], [3, 4, 5]], True),  # padding: the recorded row may hold anything there
+        ([[0, 1, -1], [3, 4, 5]], False),  # token 2, which the query sees, is dropped
+        ([[-1, -1, -1], [-1, -1, -1]], False),
+        ([[0, 1, 2], [-1, -1, -1]], False),
+        ([[0, 1, 2], [3, -1, 5]], False),
         ([[0, 1, 2], [3, 4, 6]], False),
         ([[0, 1, 6], [3, -1, -1]], False),
     ],
@@ -80,7 +83,21 @@ def test_infinite_entries_must_stand_in_the_same_places():
 def test_choices_compare_as_sets(rows, found):
     index = TensorIndex()
     index.add("choice", torch.tensor([[[0, 1, 2], [3, 4, 5]]]))
-    assert (index.find_choice(torch.tensor(rows)) == "choice") is found
+    assert (index.find_choice(torch.tensor(rows), first_position=9) == "choice") is found
+
+
+def test_recorded_choices_count_as_far_as_the_query_sees():
+    """A top-k of masked scores names positions that the query cannot see: at positions 1, 2 and 3 here."""
+    index = TensorIndex()
+    index.add("choice", torch.tensor([[[0, 5, 1], [2, -1, 0], [1, 3, 2]]]))
+    exact = torch.tensor([[0, 1, -1], [0, 2, -1], [1, 2, 3]])
+    assert index.find_choice(exact, first_position=1) == "choice"
+    assert index.find_choice(exact) is None, "at position 0 the first query does not see token 1"
+    assert index.find_choice(exact, first_position=5) is None, "and at position 5 it sees token 5"
+    dropped = exact.masked_fill(exact == 2, -1)
+    assert index.find_choice(dropped, first_position=1) is None
+    index.add("nothing", torch.tensor([[4, 4, 4], [4, 4, 4], [4, 4, 4]]))
+    assert index.find_choice(torch.full((3, 3), -1)) is None
 
 
 def test_error_of_non_finite_and_zero():
