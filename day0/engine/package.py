@@ -96,7 +96,7 @@ def _model_class(folder: Path) -> type[Package]:
     dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's edit raises is reported as theirs
+    except (Exception, SystemExit) as error:  # whatever a user's edit raises is reported as theirs
         raise Day0Error(
             f"{source} does not load: {type(error).__name__}: {error}", hint="undo the edit, or generate with --force"
         ) from error
