@@ -21,17 +21,16 @@ from day0.kernels.interface.module import OperatorModule
 from day0.kernels.interface.package import Package, weight_dtype
 from day0.kernels.interface.weight_map import build
 from day0.reference.load import EAGER, config_from_dict, reference_class
+from day0.reference.trace import text_model_path
 from day0.repo.model_repo import ModelRepo
 
 _LAYER = re.compile(r"(^|\.)(layers|blocks)\.(\d+)\.")
-# Layers between the first and the last need no embedding and no head.
-_SMALL_VOCABULARY = 16
 
 
 def reference_layer(
     repo: ModelRepo, layer: int, *, dtype: torch.dtype, outer: bool, left_out: Collection[str] = ()
 ) -> Reference:
-    """The reference with one layer. `outer`: with its embedding, final norm and head as well.
+    """The reference with one layer. `outer`: with its embedding, final norm and head as well, which else hold zeros.
 
     Raises Day0Error for a layer that cannot stand alone: one whose weights the class does not find by themselves.
     """
@@ -39,18 +38,16 @@ def reference_layer(
     config = copy.deepcopy(config)
     text = config.get_text_config()
     _keep_layer(text, layer)
-    if not outer:
-        text.vocab_size = _SMALL_VOCABULARY
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            setattr(text, name, None)
     state = {}
-    for name in repo.tensors:
+    for name, header in repo.tensors.items():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out):
             continue
         found = _LAYER.search(name)
-        if found is None and outer:
-            state[name] = repo.read_tensor(name)
-        elif found is not None and int(found[3]) == layer:
+        if found is None:
+            # Nothing reads an inner layer's embedding and head, but its token ids must be of the vocabulary.
+            zero = torch.zeros((), dtype=dtype)
+            state[name] = repo.read_tensor(name) if outer else zero.expand(tuple(header.shape))
+        elif int(found[3]) == layer:
             state[_LAYER.sub(r"\g<1>\g<2>.0.", name, count=1)] = repo.read_tensor(name)
     model_class = reference_class(config)
     try:
@@ -62,7 +59,8 @@ def reference_layer(
         raise Day0Error(
             f"layer {layer} of {model_class.__name__} cannot be built alone: {reason}", hint=_HINT
         ) from error
-    lacking = sorted(name for name in report["missing_keys"] if _LAYER.search(name) and "visual" not in name)
+    own = re.compile(re.escape(text_model_path(model)) + r"\.?(layers|blocks)\.")
+    lacking = sorted(name for name in report["missing_keys"] if own.match(name))
     if lacking:
         raise Day0Error(f"layer {layer} cannot be built alone: it lacks {', '.join(lacking[:3])}", hint=_HINT)
     model = model.to(dtype) if dtype in (torch.float32, torch.float64) else model

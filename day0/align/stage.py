@@ -101,16 +101,16 @@ def run(
     A package of the first layers is compared with as many layers of the reference. One with random weights can only be
     compared with itself. Raises Day0Error: no package, no reference, weights missing.
     """
-    if options.golden is not None and options.stream:
-        raise Day0Error("--golden and --stream do not go together", hint="leave one of them out")
+    _refuse_beside_stream(options)
     manifest = _manifest(package_folder)
     notes, end_ids = _recipe_notes(package_folder, repo)
     found = _Findings()
+    labels = [*manifest["labels"], *_leak_condition(notes)]
     if options.stream:
         if manifest["dummy_weights"]:
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
         _streamed(found, repo, package_folder, end_ids, options, max(BOUND, notes.float64_leak))
-        return _alignment(found, inventory.model, [*manifest["labels"], _STREAMED], produced_by)
+        return _alignment(found, inventory.model, [*labels, _STREAMED], produced_by)
     exact_package = load_package(package_folder, repo, dtype=torch.float64)
     if options.golden is not None:
         _against_golden(found, options.golden, package_folder, exact_package, repo, max(BOUND, notes.float64_leak))
@@ -125,7 +125,23 @@ def run(
     longest = max(found.prompts, key=lambda prompt: len(prompt.ids))
     found.invariance, found.checksums = check_invariance(exact_package, longest.ids)
     found.gates.append(invariance_gate(INVARIANCE, found.invariance))
-    return _alignment(found, inventory.model, manifest["labels"], produced_by)
+    return _alignment(found, inventory.model, labels, produced_by)
+
+
+def _leak_condition(notes: ReferenceNotes) -> list[str]:
+    if notes.float64_leak <= BOUND:
+        return []
+    return [f"float64 held to {notes.float64_leak:.0e}, not {BOUND:.0e}: the reference computes in float32 in places"]
+
+
+def _refuse_beside_stream(options: Options) -> None:
+    given = {
+        "--golden": options.golden is not None,
+        "--text": bool(options.texts),
+        "--greedy-tokens": options.greedy_tokens != TOKENS,
+    }
+    for name in (name for name, is_given in given.items() if options.stream and is_given):
+        raise Day0Error(f"{name} and --stream do not go together", hint="leave one of them out")
 
 
 _STREAMED = "layers compared one at a time; precision, greedy and invariance not judged"

@@ -52,7 +52,7 @@ def stream_exactness(
     for layer in range(layers):
         outer = layer in (0, layers - 1)
         reference = reference_layer(repo, layer, dtype=dtype, outer=outer, left_out=left_out)
-        captures = {p.name: _run_reference(reference, p, stored.get(p.name), outer=outer) for p in prompts}
+        captures = {p.name: _run_reference(reference, p, stored.get(p.name)) for p in prompts}
         del reference
         filled = fill_operators(package, repo, dtype, layer=layer)
         judged = {p.name: _run_package_layer(package, layer, p, captures[p.name].layer_inputs[0]) for p in prompts}
@@ -75,11 +75,10 @@ def stream_exactness(
 
 
 def _run_reference(
-    reference: Reference, prompt: Prompt, stored: Tensor | None, *, outer: bool, traced: bool = False
+    reference: Reference, prompt: Prompt, stored: Tensor | None, *, traced: bool = False
 ) -> ReferenceCapture:
     """The one-layer reference, its layer fed the stored value (the first layer: the embedding's)."""
-    ids = list(prompt.ids) if outer else [0] * len(prompt.ids)
-    return capture_reference(reference, ids, force={} if stored is None else {0: stored}, traced=traced)
+    return capture_reference(reference, list(prompt.ids), force={} if stored is None else {0: stored}, traced=traced)
 
 
 def _run_package_layer(package: Package, layer: int, prompt: Prompt, hidden: Tensor) -> Capture:
@@ -130,7 +129,7 @@ def _name(
     outer = layer == 0
     reference = reference_layer(repo, layer, dtype=dtype, outer=outer, left_out=left_out)
     entered = captures[prompt.name].layer_inputs[0]
-    traced = _run_reference(reference, prompt, entered, outer=outer, traced=True)
+    traced = _run_reference(reference, prompt, entered, traced=True)
     del reference
     filled = fill_operators(package, repo, dtype, layer=layer)
     judgement = Judgement(_run_package_layer(package, layer, prompt, entered), traced.index(), bound)

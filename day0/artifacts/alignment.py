@@ -101,8 +101,8 @@ class FirstBad(Record):
 class GreedyCell(Record):
     """The reference's greedy continuation, and what the package prefers at each of its tokens.
 
-    After a tie the package goes on from the reference's token. `ties`: the tokens that sit on one. The figures are those
-    of the token that decides: the bug, or else the first tie. Margins are best minus second-best logit.
+    After a tie the package goes on from the reference's token. `ties`: the tokens that sit on one. The figures are
+    those of the token that decides: the bug, or else the first tie. Margins are best minus second-best logit.
     """
 
     prompt: str

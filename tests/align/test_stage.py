@@ -1,6 +1,7 @@
 """The stage: from a package folder to align.json, for right, wrong, reduced, dummy, recorded and streamed packages."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from day0.artifacts.inventory import Inventory, Reference, TensorAudit
 from day0.artifacts.provenance import produced_by
 from day0.errors import Day0Error
 from day0.language.program import apply_recipe
+from day0.language.recipe import load_recipe, write_recipe
 
 from .packages import recipe_of, write_program
 
@@ -132,5 +134,18 @@ def test_recorded(repo, folder, inventory, tmp_path):
 def test_what_cannot_be_run_says_so(repo, folder, inventory, tmp_path):
     with pytest.raises(Day0Error, match="holds no package"):
         align(repo, tmp_path, inventory)
-    with pytest.raises(Day0Error, match="do not go together"):
-        align(repo, folder, inventory, Options(golden=tmp_path / "x", stream=True))
+    beside = {"golden": Options(golden=tmp_path / "x"), "text": Options(texts=("a",)), "greedy-tokens": QUICK}
+    for name, options in beside.items():
+        with pytest.raises(Day0Error, match=f"--{name} and --stream do not go together"):
+            align(repo, folder, inventory, replace(options, stream=True))
+
+
+@pytest.mark.parametrize("options", [Options(stream=True), QUICK])
+def test_a_bound_for_what_leaks_is_a_condition(repo, inventory, tmp_path, options):
+    folder = package_with(repo, tmp_path)
+    edit_manifest(folder, dummy_weights=not options.stream)
+    assert not any("float32" in condition for condition in align(repo, folder, inventory, options).conditions)
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    leaking = recipe.model_copy(update={"reference": recipe.reference.model_copy(update={"float64_leak": 3e-7})})
+    (folder / "recipe.yaml").write_text(write_recipe(leaking))
+    assert align(repo, folder, inventory, options).conditions[0].startswith("float64 held to 3e-07, not 1e-10")

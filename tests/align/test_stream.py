@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from day0.align import stream
 from day0.align.exactness import check_exactness
+from day0.align.layer_by_layer import reference_layer
 from day0.align.stream import stream_exactness
+from day0.errors import Day0Error
 from day0.language.program import apply_recipe
 from day0.repo.model_repo import ModelRepo
 
@@ -43,6 +46,26 @@ def test_a_wrong_head_shows_in_the_logits(repo, prompts, tmp_path):
     program = apply_recipe(recipe.model_copy(update={"operators": wrong}), repo.config, repo.tensors)
     streamed = stream_exactness(repo, write_program(program, repo, tmp_path / "package"), prompts)
     assert {(row.layer, row.operator) for row in streamed.rows if row.verdict != "holds"} == {(None, "logits")}
+
+
+def test_every_layer_gets_the_prompt_s_ids(repo, folder, prompts, monkeypatch):
+    """A layer may read them (hash routing, n-gram embeddings): the reference must see what the package does."""
+    given = []
+    captured = stream.capture_reference
+    monkeypatch.setattr(
+        stream, "capture_reference", lambda side, ids, **more: given.append(tuple(ids)) or captured(side, ids, **more)
+    )
+    assert all(row.verdict == "holds" for row in stream_exactness(repo, folder, prompts[:1]).rows)
+    assert given == [prompts[0].ids] * 4
+
+
+def test_a_missing_weight_of_the_layer_is_refused_whatever_it_is_called(repo, monkeypatch):
+    """Only the text model's own layers count: another list of layers in the class may be left empty."""
+    monkeypatch.setattr(
+        repo, "tensors", {name: t for name, t in repo.tensors.items() if not name.endswith("1.input_layernorm.weight")}
+    )
+    with pytest.raises(Day0Error, match=r"layer 1 cannot be built alone: it lacks model\.layers\.0\.input_layernorm"):
+        reference_layer(repo, 1, dtype=torch.float64, outer=False)
 
 
 # Runs under a limit on its address space: what it has after loading the libraries, and an allowance.
@@ -97,8 +120,6 @@ def test_peak_is_one_layer(tiny_repo, tmp_path):
 
 
 def test_layers_that_need_more_than_hidden_states_are_refused(tiny_repo, tmp_path, prompts):
-    from day0.errors import Day0Error
-
     repo = ModelRepo.open(tiny_repo("qwen4_exp"))
     folder = write_program(apply_recipe(recipe_of(repo), repo.config, repo.tensors), repo, tmp_path / "package")
     with pytest.raises(Day0Error, match="cannot be built alone"):
