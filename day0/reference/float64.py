@@ -34,5 +34,10 @@ def float64_arithmetic() -> Iterator[None]:
 
 
 def loaded_in_float64(repo: ModelRepo, *, trust_remote_code: bool = False, layers: int | None = None) -> Any:
-    """The reference in float64, to be run inside `float64_arithmetic`."""
-    return load_reference(repo, trust_remote_code=trust_remote_code, layers=layers).double()
+    """The reference in float64, to be run inside `float64_arithmetic`.
+
+    Built in float32, as what it computes when it is made (RoPE frequencies) belongs to the float32 model; a checkpoint
+    that stores float64 is loaded as such, so that its weights are not rounded.
+    """
+    stored = torch.float64 if any(t.dtype == "F64" for t in repo.tensors.values()) else torch.float32
+    return load_reference(repo, dtype=stored, trust_remote_code=trust_remote_code, layers=layers).double()
