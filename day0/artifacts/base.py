@@ -68,7 +68,7 @@ class Artifact(Record):
             raise Day0Error(f"cannot read {path}: {error}", hint="check the file's permissions") from error
         try:
             data = yaml.safe_load(text) if cls.FILE.endswith(".yaml") else json.loads(text)
-        except (ValueError, yaml.YAMLError) as error:
+        except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise Day0Error(
                 f"{path} is not valid: {error}".splitlines()[0], hint="delete it and run its stage again"
             ) from error
@@ -89,6 +89,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a killed or failed run leaves the old content or the new, never a part of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device or a pipe, named by the user: it must stay what it is
+            path.write_bytes(content)
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:

@@ -54,6 +54,12 @@ class Runner:
         self.dtype = dtype or _activation_dtype(model)
         self.capacity = sequences
         self.layout = model.layout()
+        limit = self.layout.max_positions
+        if limit is not None and tokens > -(-limit // PAGE_TOKENS) * PAGE_TOKENS:
+            raise Day0Error(
+                f"{tokens} tokens are asked for, the model has {limit} positions",
+                hint="give a shorter prompt or fewer new tokens",
+            )
         self.memory = Memory.allocate(
             self.layout,
             pages=self.pages_each * sequences,

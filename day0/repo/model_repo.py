@@ -218,7 +218,7 @@ class ModelRepo:
         """Parsed JSON object of a small file of the repo. Raises Day0Error when it is not one."""
         text = self.read_text(path)
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_constant=_constant)
         except json.JSONDecodeError as error:
             raise Day0Error(
                 f"{path} is not valid JSON (line {error.lineno}: {error.msg})", hint=f"correct {path} in the repo"
@@ -257,3 +257,10 @@ class ModelRepo:
 
         chosen = list(self.tensors if names is None else names)
         return [name for name in chosen if not is_finite(self.read_tensor(name))]
+
+
+def _constant(word: str) -> float:
+    """Infinity is a limit that configs of state space models hold; NaN is no value for anything."""
+    if word == "NaN":
+        raise ValueError("NaN is no number")
+    return float(word.replace("Infinity", "inf"))

@@ -54,8 +54,12 @@ class Package(nn.Module):
 
     def weight_map(self) -> dict[str, Any]:
         """weights.json: "map" (canonical weight -> source), "float32" (kept so), "left_out" (glob -> reason)."""
-        loaded: dict[str, Any] = json.loads((self.FOLDER / "weights.json").read_text(encoding="utf-8"))
-        return loaded
+        path = self.FOLDER / "weights.json"
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+            return {key: loaded[key] for key in ("map", "float32", "left_out")}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise Day0Error(f"{path} is damaged", hint="generate again with --force") from error
 
     def load(self, read: Read, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         """Fill every weight from the checkpoint. `read` gives a tensor by its name there, or raises KeyError.
@@ -84,6 +88,11 @@ class Package(nn.Module):
                 raise Day0Error(
                     f"{path} is {list(spec.shape)} but the checkpoint's {source} gives {list(tensor.shape)}",
                     hint="check the recipe's attributes against the config",
+                )
+            if spec.dtype != "int64" and (not tensor.is_floating_point() or tensor.element_size() < 2):
+                raise Day0Error(
+                    f"{path} is a float weight, the checkpoint's {source} holds {tensor.dtype} values",
+                    hint="this checkpoint is quantised, which day0 does not read yet: take the bf16 one",
                 )
             assign(tensor.to(dtype=weight_dtype(spec, path in kept, dtype), device=device))
 

@@ -88,3 +88,8 @@ def test_positions_and_slots_are_bounded(model):
     runner.open()
     with pytest.raises(Day0Error, match="all 1 sequences are in use"):
         runner.open()
+
+
+def test_memory_beyond_the_models_positions_is_refused_before_it_is_allocated(model):
+    with pytest.raises(Day0Error, match="100000000000 tokens are asked for, the model has 200 positions"):
+        Runner(model, sequences=1, tokens=100_000_000_000)

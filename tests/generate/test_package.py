@@ -188,3 +188,30 @@ def test_a_value_without_source_is_refused(tmp_path):
     program = apply_recipe(load_recipe(str(path)), {**toy.CONFIG, "eps": [float("inf")] * 3})
     with pytest.raises(Day0Error, match="inf cannot be written"):
         render_model(program, title="t", recipe_hash="0" * 64, config_hash="0" * 64)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "{", "[" * 5000])
+def test_a_damaged_weight_map_is_an_error(generate, repo, content):
+    folder = generate().folder
+    (folder / "weights.json").write_text(content)
+    with pytest.raises(Day0Error, match="weights.json is damaged"):
+        load_package(folder, repo)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_quantised_values_are_not_read_as_weights(generate, tmp_path, dtype):
+    folder = generate().folder
+    other = ModelRepo.open(toy.write_repo(tmp_path / "other" / "toy", **{"head.weight": torch.ones(32, 8).to(dtype)}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "model_hash": other.hash}))
+    with pytest.raises(Day0Error, match="head.weight is a float weight"):
+        load_package(folder, other)
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "raise ValueError('x')", "import nothing_of_that_name"])
+def test_a_package_that_does_not_load_says_so(generate, repo, end):
+    folder = generate().folder
+    with (folder / "model.py").open("a") as file:
+        file.write(end + "\n")
+    with pytest.raises(Day0Error, match="does not load"):
+        load_package(folder, repo)

@@ -372,3 +372,11 @@ def test_the_hash_tells_weights_of_the_same_shapes_apart(tmp_path):
         save_file({"w": tensor}, folder / "model.safetensors")
     assert ModelRepo.open(first).hash == ModelRepo.open(same).hash
     assert ModelRepo.open(first).hash != ModelRepo.open(other).hash
+
+
+def test_nan_in_a_config_is_refused_and_infinity_is_not(folder: Path) -> None:
+    (folder / "config.json").write_text('{"limit": [0.0, Infinity]}')
+    assert ModelRepo.open(folder).config["limit"][1] == float("inf")
+    (folder / "config.json").write_text('{"eps": NaN}')
+    with pytest.raises(Day0Error, match="NaN is no number"):
+        _ = ModelRepo.open(folder).config
