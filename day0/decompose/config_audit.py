@@ -1,11 +1,15 @@
 """What became of every key of config.json: consumed, ignored (with the reason), or contradicted."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from day0.artifacts.inventory import ConfigKey
 from day0.decompose.look import ReferenceConfig
-from day0.language.program import Program
+from day0.decompose.tensor_audit import Mismatch
+from day0.errors import Day0Error
+from day0.kernels.registry import get_kind
+from day0.language.program import Program, apply_recipe
 from day0.language.recipe import text_config
 
 # Keys that say what the file is, not what the model computes.
@@ -27,17 +31,17 @@ def audit_config(
     program: Program | None,
     *,
     reference: ReferenceConfig | None = None,
-    mismatches: Mapping[int, str] | None = None,
+    mismatches: Sequence[Mismatch] = (),
 ) -> tuple[list[ConfigKey], list[str]]:
     """The audit of each key, nested ones dotted ("text_config.rope_parameters.rope_theta"), and warnings.
 
     `reference`: what its config class made of the config, and what the running reference read of it.
-    `mismatches`: an extent that the recipe expects of a tensor -> what the checkpoint has instead.
+    `mismatches`: the extents that the recipe expects of a tensor and the checkpoint does not have.
     """
     recipe = program.recipe if program is not None else None
     text = text_config(recipe, dict(raw)) if recipe is not None else _text_part(raw, reference)
     inside = next((k for k, v in raw.items() if v is text), "")
-    auditor = _Auditor(program, reference, mismatches or {})
+    auditor = _Auditor(program, reference, mismatches)
     keys = [auditor.outer(k, v) for k, v in raw.items() if k != inside] if inside else []
     keys += [auditor.text(key, value, f"{inside}.{key}" if inside else key) for key, value in _flat(text)]
     keys += auditor.defaults()
@@ -46,7 +50,7 @@ def audit_config(
 
 class _Auditor:
     def __init__(
-        self, program: Program | None, reference: ReferenceConfig | None, mismatches: Mapping[int, str]
+        self, program: Program | None, reference: ReferenceConfig | None, mismatches: Sequence[Mismatch]
     ) -> None:
         self.program = program
         self.mismatches = mismatches
@@ -119,15 +123,42 @@ class _Auditor:
 
     def _contradiction(self, key: str, value: Any) -> str:
         """What the reference's config, or a tensor, says against the value that the recipe took."""
-        if isinstance(value, int) and not isinstance(value, bool) and value in self.mismatches:
-            return f"{value} does not fit the checkpoint: {self.mismatches[value]}"
+        if isinstance(value, int) and not isinstance(value, bool):
+            for mismatch in self.mismatches:
+                if mismatch.wanted == value and self._decides(key, mismatch):
+                    return f"{value} does not fit the checkpoint: {mismatch.tensor} has {mismatch.found} there"
         used: Any = self.part
         for name in key.split("."):
             used = used.get(self.aliases.get(name, name), value) if isinstance(used, Mapping) else value
-        comparable = isinstance(value, int | float | bool) and isinstance(used, int | float | bool)
-        if comparable and used != value:
+        number, word, several = int | float | bool, str, list | tuple
+        comparable = any(isinstance(value, kind) and isinstance(used, kind) for kind in (number, word, several))
+        if comparable and self._canonical(key, used) != self._canonical(key, value):
             return f"the recipe takes {value!r}, the reference's config class makes it {used!r}"
         return ""
+
+    def _canonical(self, key: str, value: Any) -> Any:
+        """Each word the first of those that mean the same for this key, sequences lists."""
+        if isinstance(value, list | tuple):
+            return [self._canonical(key, item) for item in value]
+        groups = self.program.recipe.match.spellings.get(key, ()) if self.program is not None else ()
+        return next((group[0] for group in groups if value in group), value) if isinstance(value, str) else value
+
+    def _decides(self, key: str, mismatch: Mismatch) -> bool:
+        """Whether the extent follows from the key: a key of an equal number may have nothing to do with it."""
+        assert self.program is not None
+        config = copy.deepcopy(self.program.config)
+        *outer, last = key.split(".")
+        place = config
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = mismatch.found
+        try:
+            changed = apply_recipe(self.program.recipe, config)
+        except Day0Error:  # the recipe refuses a model with that value, so the checkpoint is not one
+            return False
+        use = next((u for u in changed.uses() if u.path == mismatch.path), None)
+        weight = get_kind(use.kind).weights(use.attributes).get(mismatch.weight) if use is not None else None
+        return weight is not None and weight.shape[mismatch.axis] == mismatch.found
 
 
 def _text_part(raw: Mapping[str, Any], reference: ReferenceConfig | None) -> Mapping[str, Any]:

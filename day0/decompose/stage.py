@@ -50,7 +50,7 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     if program is not None:
         tensors = audit_tensors(program, repo.tensors)
     else:
-        tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)), {})
+        tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)))
     keys, warnings = audit_config(repo.config, program, reference=seen.config, mismatches=tensors.mismatches)
     dtype = weights_dtype(repo.tensors.values(), repo.config)
     proofs = seen.behaviour.proofs if seen.behaviour is not None else {}
@@ -63,6 +63,9 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     counted = sum(o.parameters for o in operators)
     warnings = [*seen.warnings, *warnings, *_parameter_warnings(counted, seen.structure)]
     warnings += _tensor_warnings(repo, tensors)
+    if recipe is not None and recipe.reference.float64_leak > 0:
+        leak = recipe.reference.float64_leak
+        warnings.append(f"values count as equal up to {leak:.1e}, which the recipe says the reference's float64 leaves")
     contradictions = [o.evidence.contradiction for o in operators if o.evidence.contradiction]
     return Inventory(
         produced_by=produced_by,

@@ -14,21 +14,33 @@ from day0.repo.headers import TensorHeader
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """The recipe expects the weight to have `wanted` elements along `axis`, and `tensor` gives `found`."""
+
+    wanted: int
+    found: int
+    path: str  # of the first operator of that name where it is so
+    weight: str
+    axis: int
+    tensor: str
+
+
+@dataclass(frozen=True)
 class TensorEvidence:
-    """The audit, and for each extent that a tensor contradicts, what the checkpoint has instead."""
+    """The audit, and the extents that differ, each once for all layers."""
 
     audit: TensorAudit
-    mismatches: dict[int, str]
+    mismatches: tuple[Mismatch, ...] = ()
 
 
 def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> TensorEvidence:
     """Hold every operator's weights against the headers. A repo without weights gives an empty audit."""
     if not tensors:
-        return TensorEvidence(TensorAudit(claimed=0), {})
+        return TensorEvidence(TensorAudit(claimed=0))
     claimed: set[str] = set()
     missing: list[str] = []
     mismatched: list[str] = []
-    extents: dict[int, str] = {}
+    extents: dict[tuple[str, str, int, int], Mismatch] = {}
     shapes: dict[Any, tuple[int, ...] | str] = {}
     for use in program.uses():
         expected = get_kind(use.kind).weights(use.attributes)
@@ -51,7 +63,10 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
             if shape != wanted:
                 mismatched.append(f"{names[0]} ({use.path}.{weight}): {list(shape)}, the recipe expects {list(wanted)}")
                 pairs = zip(wanted, shape, strict=False)
-                extents |= {w: f"{names[0]} has {s} there" for w, s in pairs if w != s}
+                for axis, (w, s) in enumerate(pairs):
+                    if w != s:
+                        seen = Mismatch(w, s, use.path, weight, axis, names[0])
+                        extents.setdefault((use.name, weight, axis, w), seen)
     rest = [name for name in tensors if name not in claimed]
     left_out = {name: pattern for name in rest for pattern in program.left_out if fnmatch.fnmatchcase(name, pattern)}
     used = set(left_out.values())
@@ -64,7 +79,7 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
             missing=tuple(dict.fromkeys(missing)),
             shape_mismatch=tuple(mismatched),
         ),
-        extents,
+        tuple(extents.values()),
     )
 
 

@@ -7,15 +7,18 @@ import sys
 
 import pytest
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
 from day0.decompose import Options, diff, run
-from day0.decompose.look import Seen
+from day0.decompose.config_audit import audit_config
+from day0.decompose.look import ReferenceConfig, Seen
 from day0.demo import model_path
 from day0.errors import Day0Error
-from day0.language.recipe import find_recipe, write_recipe
+from day0.language.program import apply_recipe
+from day0.language.recipe import find_recipe, read_recipe, write_recipe
 from day0.repo import ModelRepo
 from day0.repo.reference_source import find_reference_source
 from tests.decompose.headers import header_repo
@@ -114,6 +117,50 @@ def test_a_config_that_the_tensors_contradict(tiny_repo, tmp_path):
     assert any("up_proj" in text or "gate_proj" in text for text in inventory.tensor_audit.shape_mismatch)
     (key,) = [k for k in inventory.config_audit if k.audit == "contradicted"]
     assert key.key == "intermediate_size" and "192" in key.detail
+
+
+def test_a_key_of_the_same_number_is_not_accused(tiny_repo, tmp_path):
+    """The shape of no weight that differs follows from the head dimension, though it is the number expected there."""
+    tiny = tiny_repo("qwen3_5")
+    head_dim = json.loads((tiny / "config.json").read_text())["head_dim"]
+    assert head_dim != 192
+    inventory = decompose(copy_repo(tiny, tmp_path / "repo", intermediate_size=head_dim))
+    assert inventory.tensor_audit.shape_mismatch
+    assert {k.key for k in inventory.config_audit if k.audit == "contradicted"} == {"intermediate_size"}
+
+
+def test_words_and_lists_that_the_reference_reads_otherwise(tiny_repo):
+    repo = ModelRepo.open(tiny_repo("glm5_next"))
+    program = apply_recipe(find_recipe(repo.config), repo.config, repo.tensors)
+    text = program.config
+    types = ["deepseek_sparse_attention" if t == "indexed_attention" else t for t in text["layer_types"]]
+    assert types != text["layer_types"] and {"hidden_act", "layer_types"} <= set(program.reads)
+
+    def contradicted(**changed):
+        keys, _ = audit_config(repo.config, program, reference=ReferenceConfig(text=text | changed))
+        return [k.key.removeprefix("text_config.") for k in keys if k.audit == "contradicted"]
+
+    assert contradicted() == contradicted(layer_types=tuple(types)) == []
+    assert contradicted(hidden_act="gelu") == ["hidden_act"]
+    assert contradicted(layer_types=types[::-1]) == ["layer_types"]
+
+
+@pytest.mark.parametrize("leak", [-1e-9, 1.1e-6, 1.0, float("nan"), float("inf")])
+def test_a_recipe_cannot_set_its_own_tolerance(tmp_path, leak):
+    recipe = find_recipe(ModelRepo.open(model_path()).config)
+    text = write_recipe(recipe.model_copy(update={"reference": recipe.reference.model_copy(update={"fails": {}})}))
+    data = yaml.safe_load(text) | {"reference": {"float64_leak": leak}}
+    with pytest.raises(Day0Error, match="float64_leak"):
+        read_recipe(yaml.safe_dump(data), name="leaking")
+
+
+def test_a_leak_is_told(tiny_repo, tmp_path):
+    repo = tiny_repo("qwen3_5")
+    data = yaml.safe_load(write_recipe(find_recipe(ModelRepo.open(repo).config)))
+    data["reference"] = {**data.get("reference", {}), "float64_leak": 1e-6}
+    (tmp_path / "leaking.yaml").write_text(yaml.safe_dump(data))
+    told = [w for w in decompose(repo, recipe=str(tmp_path / "leaking.yaml")).warnings if "1.0e-06" in w]
+    assert len(told) == 1 and "count as equal" in told[0]
 
 
 def test_lost_and_foreign_tensors(tiny_repo, tmp_path):
