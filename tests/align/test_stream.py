@@ -1,6 +1,7 @@
 """Layer by layer: the same verdicts as at once, in the memory of one layer."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -114,7 +115,8 @@ def test_peak_is_one_layer(tiny_repo, tmp_path):
     allowance = 3 * layer + 100_000_000
     assert allowance < 16 * layer
     whole = run_within(repo, folder, "whole", allowance)
-    assert whole.returncode != 0 and "alloc" in whole.stderr.lower()
+    # out of address space: for a tensor, or for the stack of a thread that would fill one
+    assert whole.returncode != 0 and re.search("can't (allocate memory|start new thread)", whole.stderr)
     streamed = run_within(repo, folder, "stream", allowance)
     assert streamed.returncode == 0, streamed.stderr[-2000:]
 
