@@ -158,8 +158,9 @@ def _tensor_warnings(repo: ModelRepo, tensors: TensorEvidence) -> list[str]:
 
 
 def _holds(operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options) -> bool:
-    """Nothing found is nothing shown: without operators it never holds."""
-    if not operators or audit.missing or audit.shape_mismatch:
+    """Nothing found is nothing shown: without operators it never holds, nor with tensors that a recipe forgot."""
+    forgotten = audit.claimed and audit.unclaimed
+    if not operators or audit.missing or audit.shape_mismatch or forgotten:
         return False
     if options.require == "proved" and any(o.evidence.established != "proved" for o in operators):
         return False
