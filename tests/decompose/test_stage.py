@@ -97,9 +97,19 @@ def test_every_config_key_has_an_answer(glm, tiny_repo):
     assert {k for k in raw if k != "text_config"} <= set(audited)
     assert {f"text_config.{k}" for k in raw["text_config"]} <= set(audited)
     assert audited["text_config.hidden_size"].read_by == ("recipe", "reference")
-    assert audited["text_config.qk_head_dim"].detail == "the reference never reads it"
+    assert audited["text_config.qk_head_dim"].detail == "the sum of its two parts"
     assert audited["text_config.use_cache"].detail == "the engine decides"
     assert all(k.read_by or k.detail for k in glm.config_audit)
+
+
+def test_a_key_that_nothing_reads_is_told(tiny_repo):
+    repo = ModelRepo.open(tiny_repo("qwen3_5"))
+    program = apply_recipe(find_recipe(repo.config), repo.config, repo.tensors)
+    reference = ReferenceConfig(text=dict(program.config), text_reads=frozenset(program.config))
+    keys, warnings = audit_config({**repo.config, "stray": 3}, program, reference=reference)
+    (stray,) = [k for k in keys if k.key == "stray"]
+    assert (stray.audit, stray.detail) == ("ignored", "the reference never reads it")
+    assert "config key stray is ignored: the reference never reads it" in warnings
 
 
 def test_every_tensor_has_an_answer(glm, tiny_repo):
