@@ -184,12 +184,21 @@ class Judgement:
         return self.index.nearest(tensor) if tensor.is_floating_point() else None
 
     def excuse(self, tensor: Tensor, owner: Call) -> Call | None:
-        """The reader that proves an output right although the reference does not hold it."""
+        """The reader that proves an output right although the reference does not hold it.
+
+        Where another reader goes wrong and the reference holds a value close to this one, it is no proof: a reader
+        that does not depend on the scale of its input, as a norm, hides what is wrong with it.
+        """
+        right: list[Call] = []
+        wrong: list[Call] = []
         for reader in self.readers.get(id(tensor), ()):
             computed = [out for out in reader.outputs if out.is_floating_point()]
-            if reader is not owner and computed and all(self.good.get(id(out), False) for out in computed):
-                return reader
-        return None
+            if reader is not owner and computed:
+                (right if all(self.good.get(id(out), False) for out in computed) else wrong).append(reader)
+        if right and wrong:
+            near = self.nearest(tensor)
+            return None if near is not None and near.error < _NEAR else right[0]
+        return right[0] if right else None
 
     def _excuse_unread(self, call: Call) -> None:
         """An output nobody reads and the reference does not hold is judged by the call's other outputs."""

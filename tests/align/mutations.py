@@ -27,6 +27,8 @@ MAY_BE_UNSEEN = {
     ("recurrence", "slope_scale"): "means nothing where the decay is not constant",
     ("residual_mix", "width"): "sizes weights only, of which this scheme has none",
     ("rotary", "float32_tables"): "says in which dtype: float64 either way",
+    ("rotary", "original_max_position_embeddings"): "enters through a bound that is rounded to a whole channel",
+    ("rotary", "beta_fast"): "enters through a bound that is rounded to a whole channel",
     ("ngram_embedding", "table_base"): "the next prime from here is the same for neighbouring values",
     ("index_select", "pooled_norm_eps"): "only the choice leaves the operator, and so small a change moves none",
     ("index_select", "scale"): "a positive factor of all scores changes no choice",
@@ -120,8 +122,8 @@ def _other_values(kind: str, attributes: Any, attribute: str) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, float):
-        return [value * 1.25 if value else 0.5]
-    return [value + 1, value - 1] if isinstance(value, int) else []
+        return [value * 1.25, value * 4] if value else [0.5]
+    return [value + 1, value * 2] if isinstance(value, int) else []
 
 
 def _with(kind: str, attributes: Any, mutation: Mutation) -> Any:

@@ -84,6 +84,22 @@ def test_a_choice_of_indices_excuses_no_scores():
     assert bad.operator == "a"
 
 
+def test_a_reader_that_hides_an_error_is_no_excuse_where_another_shows_it():
+    """A norm behind `a` takes its wrong scale away; `b` does not."""
+    x, y, normed, z, other = values(5, 5, 4)
+    wrong = y * (1 + 1e-6)
+    calls = [
+        call("layers.0.a", "norm", [x], [wrong]),
+        call("layers.0.hides", "norm", [wrong], [normed]),
+        call("layers.0.b", "norm", [wrong], [z]),
+    ]
+    [bad] = judge(calls, [x, y, normed, other]).culprits(set(), "p", every_layer=True)
+    assert bad.operator == "a" and bad.error == pytest.approx(1e-6, rel=1e-3)
+    # where the reference holds nothing like it, the reader that is right clears it
+    [bad] = judge(calls, [x, normed, other]).culprits(set(), "p", every_layer=True)
+    assert bad.operator == "b"
+
+
 def test_an_unread_output_is_judged_by_the_others():
     x, y, unread = values(3, 5, 4)
     judged = judge([call("layers.0.a", "norm", [x], [y, unread])], [x, y])
