@@ -35,7 +35,11 @@ def refresh(
     for target in due:
         started = time.monotonic()
         files = list(inputs(target))
+        before = evidence.digest(files)
         results = measure(target)
+        if evidence.digest(files) != before:
+            print(f"{target.name}: not recorded, because what it depends on changed meanwhile")
+            continue
         seconds = round(time.monotonic() - started)
         parts[target.name] = evidence.measured(files, {**results, "seconds": seconds})
         evidence.write(name, command=command, summary=summarise(parts), parts=parts)
