@@ -19,9 +19,10 @@ from day0.artifacts.inventory import Inventory
 from day0.artifacts.plan import Plan
 from day0.artifacts.provenance import file_hash, kernel_set_hash
 from day0.errors import Day0Error
+from day0.repo.files import WORKSPACE_IDENTITY, WORKSPACE_SUFFIX
 
-SUFFIX = ".day0"
-IDENTITY = "workspace.json"
+SUFFIX = WORKSPACE_SUFFIX
+IDENTITY = WORKSPACE_IDENTITY
 PACKAGE = "package"
 MANIFEST = f"{PACKAGE}/manifest.json"
 LOCK = ".lock"

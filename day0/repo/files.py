@@ -9,6 +9,8 @@ from day0.repo.headers import FileHeader, read_file_header
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024  # the largest tokenizer.json in use is about 35 MB
 _MAX_FILES = 100_000
+WORKSPACE_SUFFIX = ".day0"
+WORKSPACE_IDENTITY = "workspace.json"
 
 
 class RepoFiles(Protocol):
@@ -65,9 +67,10 @@ class LocalFiles:
             self._allowed_roots.append(resolved.parent.parent / "blobs")
 
     def names(self) -> frozenset[str]:
+        """Paths of all files, but for hidden folders and workspaces: what day0 writes there is not the repo's."""
         names: list[str] = []
         for folder, subfolders, files in os.walk(self.root):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            subfolders[:] = [name for name in subfolders if not _is_hidden_or_workspace(Path(folder) / name)]
             names.extend((Path(folder) / file).relative_to(self.root).as_posix() for file in files)
             if len(names) > _MAX_FILES:
                 raise Day0Error(
@@ -117,6 +120,11 @@ class LocalFiles:
                 hint="copy the file into the folder, or open the folder that holds it",
             )
         return file
+
+
+def _is_hidden_or_workspace(folder: Path) -> bool:
+    name = folder.name
+    return name.startswith(".") or name.endswith(WORKSPACE_SUFFIX) or (folder / WORKSPACE_IDENTITY).is_file()
 
 
 def _unreadable(path: str, error: OSError) -> Day0Error:

@@ -64,7 +64,7 @@ class HubFiles:
             lambda: HfApi().model_info(repo_id, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S)
         )
         self.revision = info.sha
-        self._sizes = {file.rfilename: file.size for file in info.siblings or []}
+        self._sizes = {check_relative(f.rfilename, "the hub's list of files"): f.size for f in info.siblings or []}
 
     def names(self) -> frozenset[str]:
         return frozenset(self._sizes)

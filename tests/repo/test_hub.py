@@ -342,3 +342,10 @@ def test_a_shard_in_a_subfolder(server: Hub, tmp_path: Path) -> None:
     again = ModelRepo.open("org/nested")
     assert again.tensors == repo.tensors
     assert as_bytes(again.read_tensor("w")) == as_bytes(ranged)
+
+
+@pytest.mark.parametrize("path", ["../outside.py", "/etc/outside.py", "a\\..\\outside.py"])
+def test_a_listing_that_leads_out_of_the_repo_is_refused(server: Hub, path: str) -> None:
+    server.repos["org/odd"] = HubRepo({"config.json": b"{}", path: b"x"})
+    with pytest.raises(Day0Error, match="a path outside the repo"):
+        ModelRepo.open("org/odd")

@@ -380,3 +380,16 @@ def test_nan_in_a_config_is_refused_and_infinity_is_not(folder: Path) -> None:
     (folder / "config.json").write_text('{"eps": NaN}')
     with pytest.raises(Day0Error, match="NaN is no number"):
         _ = ModelRepo.open(folder).config
+
+
+def test_a_workspace_in_the_folder_is_not_the_repos(sharded: Path) -> None:
+    before = ModelRepo.open(sharded)
+    for name in ("toy-model.day0", "renamed"):
+        (sharded / name / "package").mkdir(parents=True)
+        (sharded / name / "package" / "model.py").write_text("class Model: ...\n")
+    (sharded / "renamed" / "workspace.json").write_text("{}")
+    after = ModelRepo.open(sharded)
+    assert after.python_files == () and after.file_names == before.file_names and after.hash == before.hash
+    (sharded / "code").mkdir()
+    (sharded / "code" / "model.py").write_text("class Model: ...\n")
+    assert ModelRepo.open(sharded).python_files == ("code/model.py",)
