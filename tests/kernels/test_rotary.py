@@ -69,8 +69,13 @@ def test_frequencies_stay_float32_where_float32_means_float64():
         want = frequencies(a)
         with float64_arithmetic():
             got = frequencies(a)
-        assert got.dtype == want.dtype == torch.float32
-        assert torch.equal(got, want)
+        torch.set_default_dtype(torch.float64)
+        try:
+            by_default = frequencies(a)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert got.dtype == by_default.dtype == want.dtype == torch.float32
+        assert torch.equal(got, want) and torch.equal(by_default, want)
 
 
 def test_positions_are_the_batch_positions_whatever_the_packing():
@@ -106,6 +111,7 @@ def test_tables_are_rounded_to_the_activation_dtype_unless_float32_is_asked_for(
         (dict(factor=8.0), 0.1 * math.log(8.0) + 1.0),
         (dict(factor=1.0), 1.0),
         (dict(factor=8.0, mscale=0.7), 0.1 * math.log(8.0) + 1.0),
+        (dict(factor=8.0, mscale_all_dim=1.3), 0.1 * math.log(8.0) + 1.0),
         (dict(factor=8.0, mscale=0.7, mscale_all_dim=1.3), (0.07 * math.log(8) + 1) / (0.13 * math.log(8) + 1)),
         (dict(factor=8.0, attention_factor=0.5), 0.5),
     ],
