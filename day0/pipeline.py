@@ -1,6 +1,5 @@
 """The whole line: each stage as a step on a workspace, and all of them in order. The only module importing stages."""
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,15 +10,17 @@ from typing import Any, Literal
 from day0.artifacts.alignment import Alignment
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
+from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
 from day0.artifacts.provenance import file_hash, produced_by
 from day0.check.baseline import Baseline, Entry, store
 from day0.check.compare import Report, compare
 from day0.demo import model_path
 from day0.errors import Day0Error
-from day0.language.recipe import find_recipe, load_recipe, write_recipe
+from day0.language.recipe import find_recipe, load_recipe, recipe_hash
 from day0.repo import ModelRepo
 from day0.repo.reference_source import find_reference_source
+from day0.repo.tokenizer import TOKENIZER, eos_ids
 from day0.workspace import PACKAGE, STAGES, Stage, StageState, Workspace
 
 DEMO = "demo"
@@ -106,6 +107,28 @@ class Line:
         """Where each stage stands under these options."""
         return self.workspace.states({stage: self.expected(stage) for stage in STAGES})
 
+    def states_as_run(self) -> list[StageState]:
+        """Where each stage stands under the options that it was run with, whatever this line's are."""
+        expected: dict[Stage, Provenance] = {}
+        for stage in STAGES:
+            was = self.workspace.produced_by(stage)
+            if was is not None:
+                flags = {**was.flags, **self._contents_now(stage, was)}
+                again = {"device": was.device, "flags": {k: v for k, v in flags.items() if v is not None}}
+                expected[stage] = self.expected(stage).model_copy(update=again)
+        return self.workspace.states(expected)
+
+    def _contents_now(self, stage: Stage, was: Provenance) -> dict[str, str | None]:
+        """The hashes among a stage's flags, of the same files as they are now; None for a file that is gone."""
+        if stage == "map":
+            return {"device_hash": _device_hash(was.device)}
+        if stage != "decompose":
+            return {}
+        try:
+            return {"recipe_hash": self._hash_of_recipe(was.flags.get("recipe"))}
+        except Day0Error:
+            return {"recipe_hash": None}
+
     def expected(self, stage: Stage) -> Provenance:
         """What a stage would record if it ran now."""
         return produced_by(
@@ -162,13 +185,14 @@ class Line:
             return self._run(stage)
 
     def package(self) -> PackageFolder:
-        """The generated package. Raises Day0Error when there is none."""
-        from day0.generate.folder import read_manifest
-
+        """The generated package. Raises Day0Error when there is none, or files of it are missing."""
         folder = self.workspace.folder / PACKAGE
-        manifest = read_manifest(folder)
-        lines = {name: (folder / name).read_text(encoding="utf-8").count("\n") for name in manifest["files"]}
-        return PackageFolder(folder, lines, tuple(manifest["labels"]))
+        manifest = Manifest.read(folder)
+        missing = manifest.missing_files(folder)
+        if missing:
+            raise Day0Error(f"{folder / missing[0]} is missing", hint="run day0 generate again")
+        lines = {name: (folder / name).read_bytes().count(b"\n") for name in manifest.files}
+        return PackageFolder(folder, lines, manifest.labels)
 
     def _run(self, stage: Stage) -> str:
         match stage:
@@ -193,7 +217,7 @@ class Line:
                 "trust_recipe": o.trust_recipe,
                 "seed": o.seed or None,
             },
-            "map": {"dtype": o.dtype},
+            "map": {"dtype": o.dtype, "device_hash": _device_hash(o.device)},
             "generate": {"layers": o.layers, "dummy_weights": o.dummy_weights},
             "align": {
                 "greedy_tokens": None if o.greedy_tokens == RunOptions.greedy_tokens else o.greedy_tokens,
@@ -212,8 +236,11 @@ class Line:
     @cached_property
     def _recipe_hash(self) -> str | None:
         """SHA-256 (hex) of the recipe that these options lead to; None where no recipe matches the model."""
-        recipe = load_recipe(self.options.recipe) if self.options.recipe else find_recipe(self.repo.config)
-        return hashlib.sha256(write_recipe(recipe).encode()).hexdigest() if recipe else None
+        return self._hash_of_recipe(self.options.recipe)
+
+    def _hash_of_recipe(self, name: str | None) -> str | None:
+        recipe = load_recipe(name) if name else find_recipe(self.repo.config)
+        return recipe_hash(recipe) if recipe else None
 
     def inventory(self) -> Inventory:
         """Take the model apart, without writing anything."""
@@ -250,7 +277,6 @@ class Line:
 
         folder = self.workspace.folder
         options = Options(
-            recipe=self.options.recipe,
             layers=self.options.layers,
             dummy_weights=self.options.dummy_weights,
             force=self.options.force,
@@ -287,9 +313,16 @@ def open_line(source: str | None, options: RunOptions, folder: Path | None = Non
     if source is None:
         found = Workspace.find(folder)
         source, folder = found.source, found.folder
+        options = replace(options, revision=options.revision or found.revision)
     repo = open_model(source, revision=options.revision)
-    recorded = source if source == DEMO else repo.source
-    return Line(repo, Workspace.of_model(repo.name, recorded, repo.hash, folder), options)
+    recorded = DEMO if source == DEMO else repo.location
+    return Line(repo, Workspace.of_model(repo.name, recorded, repo.hash, folder, revision=repo.revision), options)
+
+
+def _device_hash(device: str) -> str | None:
+    """SHA-256 (hex) of a device file; None for a device of the catalogue, or a file that is not there."""
+    path = Path(device)
+    return file_hash(path) if path.suffix in (".yaml", ".yml") and path.is_file() else None
 
 
 def _asked_for(stage: Stage, start: Stage | None) -> bool:
@@ -311,7 +344,10 @@ def inventory_changes(line: Line, other: str) -> list[dict[str, Any]]:
 
 
 def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None = None) -> Sample:
-    """Continue token ids greedily with the package. Raises Day0Error: no package, ids outside the vocabulary."""
+    """Continue token ids greedily with the package.
+
+    Raises Day0Error: no package, ids outside the vocabulary, a tokenizer that does not load.
+    """
     import torch
 
     from day0.engine.package import load_package
@@ -319,18 +355,15 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
     from day0.engine.threads import threads_for
 
     package = line.package()
+    tokenizer = line.repo.tokenizer if TOKENIZER in line.repo.file_names else None
+    stop = eos_ids(line.repo.generation_config, line.repo.config)
     chosen = dtype or Plan.read(package.folder).dtype
     model = load_package(package.folder, line.repo, dtype=getattr(torch, chosen))
     runner = Runner(model, sequences=1, tokens=len(ids) + max_tokens)
     with threads_for(sum(p.numel() for p in model.parameters())):
-        greedy = runner.greedy(ids, count=max_tokens, stop=_stop_ids(line.repo))
-    text = line.repo.tokenizer.decode(greedy.ids) if line.repo.tokenizer_files else None
+        greedy = runner.greedy(ids, count=max_tokens, stop=stop)
+    text = tokenizer.decode(greedy.ids) if tokenizer is not None else None
     return Sample(greedy.ids, greedy.logprobs, text, chosen, package.labels)
-
-
-def _stop_ids(repo: ModelRepo) -> tuple[int, ...]:
-    ids = repo.generation_config.get("eos_token_id")
-    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
 
 
 def store_baseline(line: Line, path: Path) -> Entry:
@@ -350,5 +383,5 @@ def check(line: Line, path: Path) -> Report:
 
 
 def _stale_alignment(line: Line) -> str:
-    state = line.workspace.states()[-1]
+    state = line.states_as_run()[-1]
     return "" if state.state == "fresh" else state.why

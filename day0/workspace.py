@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 import day0
 from day0.artifacts.alignment import Alignment
 from day0.artifacts.base import Artifact, Provenance, write_atomically
 from day0.artifacts.inventory import Inventory
+from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
-from day0.artifacts.provenance import file_hash, kernel_set_hash
+from day0.artifacts.provenance import file_hash, kernel_set_hash, package_versions
 from day0.errors import Day0Error
 from day0.repo.files import WORKSPACE_IDENTITY, WORKSPACE_SUFFIX
 
 SUFFIX = WORKSPACE_SUFFIX
 IDENTITY = WORKSPACE_IDENTITY
 PACKAGE = "package"
-MANIFEST = f"{PACKAGE}/manifest.json"
+MANIFEST = f"{PACKAGE}/{Manifest.FILE}"
 LOCK = ".lock"
 
 Stage = Literal["decompose", "map", "generate", "align"]
@@ -32,6 +31,11 @@ STAGES: tuple[Stage, ...] = ("decompose", "map", "generate", "align")
 
 _RECORDS: dict[Stage, type[Artifact]] = {"decompose": Inventory, "map": Plan, "align": Alignment}
 ARTIFACTS: dict[Stage, str] = {**{stage: record.FILE for stage, record in _RECORDS.items()}, "generate": MANIFEST}
+
+# Stages whose findings depend on the versions of the libraries that the reference runs on.
+_ASK_THE_REFERENCE: tuple[Stage, ...] = ("decompose", "align")
+# Flags that stand for a file's content.
+_CONTENTS = {"recipe_hash": "recipe", "device_hash": "device file"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,23 @@ class StageState:
 
 
 class Workspace:
-    """A workspace folder. Build it with `Workspace.of_model` or `Workspace.open`."""
+    """A workspace folder. Build it with `Workspace.of_model` or `Workspace.open`.
+
+    `source`: where its model lies, a hub id or an absolute path; `revision`: the commit, of a hub id.
+    """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self.folder = folder
         self.name = str(identity["name"])
         self.source = str(identity["source"])
         self.model_hash = str(identity["model_hash"])
+        revision = identity.get("revision")
+        self.revision = None if revision is None else str(revision)
 
     @classmethod
-    def of_model(cls, name: str, source: str, model_hash: str, folder: Path | None = None) -> "Workspace":
+    def of_model(
+        cls, name: str, source: str, model_hash: str, folder: Path | None = None, *, revision: str | None = None
+    ) -> "Workspace":
         """The workspace of a model, `./<name>.day0` unless `folder` says otherwise. It is not written yet: see `claim`.
 
         Raises Day0Error where the folder holds another model's workspace, or something else.
@@ -70,7 +81,7 @@ class Workspace:
                 )
         elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):
             raise Day0Error(f"{folder} exists and is no workspace", hint="choose another folder with -w")
-        return cls(folder, {"name": name, "source": source, "model_hash": model_hash})
+        return cls(folder, {"name": name, "source": source, "model_hash": model_hash, "revision": revision})
 
     @classmethod
     def open(cls, folder: Path) -> "Workspace":
@@ -80,7 +91,7 @@ class Workspace:
             return cls(folder, identity)
         except (FileNotFoundError, NotADirectoryError):
             raise Day0Error(f"{folder} is no workspace", hint="run `day0 decompose REPO` first") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Day0Error(f"{folder / IDENTITY} is damaged", hint=f"remove {folder} and run again") from error
 
     @classmethod
@@ -101,6 +112,7 @@ class Workspace:
         identity = {
             "name": self.name,
             "source": self.source,
+            "revision": self.revision,
             "model_hash": self.model_hash,
             "day0_version": day0.__version__,
         }
@@ -157,9 +169,16 @@ class Workspace:
             names = [p.relative_to(self.folder).as_posix() for p in files]
         return {name: file_hash(self.folder / name) for name in names if (self.folder / name).is_file()}
 
+    def produced_by(self, stage: Stage) -> Provenance | None:
+        """What produced a stage's artifact; None where there is none, or it is not valid."""
+        try:
+            return self._read(stage)[0]
+        except Day0Error:
+            return None
+
     def states(self, expected: Mapping[Stage, Provenance] | None = None) -> list[StageState]:
         """Where every stage stands. `expected` holds what a stage would record if it ran now; without it, a stage is
-        compared with the model, the files that it read and the kernels, but not with flags."""
+        compared with the model, the files that it read, the kernels and the libraries, but not with flags."""
         states: list[StageState] = []
         blocked = ""
         for stage in STAGES:
@@ -192,11 +211,12 @@ class Workspace:
         return artifact.produced_by, artifact.holds if isinstance(artifact, Alignment) else ""
 
     def _read_manifest(self) -> Provenance:
-        path = self.path("generate")
-        try:
-            return Provenance.model_validate(json.loads(path.read_text(encoding="utf-8"))["produced_by"])
-        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-            raise Day0Error(f"{path} is not valid", hint="generate again with --force") from error
+        folder = self.folder / PACKAGE
+        manifest = Manifest.read(folder)
+        missing = manifest.missing_files(folder)
+        if missing:
+            raise Day0Error(f"{', '.join(f'{PACKAGE}/{name}' for name in missing)} is missing", hint="generate again")
+        return manifest.produced_by
 
     def _why_stale(self, stage: Stage, was: Provenance, expected: Provenance | None) -> str:
         """Why an artifact is out of date, in words; empty when it is not."""
@@ -210,6 +230,11 @@ class Workspace:
             return "the kernels changed"
         if was.day0_version != day0.__version__:
             return f"made by day0 {was.day0_version}"
+        if stage in _ASK_THE_REFERENCE:
+            here = package_versions()
+            for name in ("torch", "transformers"):
+                if was.versions.get(name) != here.get(name):
+                    return f"{name} is {here.get(name, 'not here')}, it was {was.versions.get(name, 'not there')}"
         if expected is None:
             return ""
         if was.reference_hash != expected.reference_hash:
@@ -217,6 +242,8 @@ class Workspace:
         flags = sorted(
             key for key in was.flags.keys() | expected.flags.keys() if was.flags.get(key) != expected.flags.get(key)
         )
+        if len(flags) == 1 and flags[0] in _CONTENTS:
+            return f"the {_CONTENTS[flags[0]]} changed"
         if flags or was.device != expected.device:
             return f"other options: {', '.join(flags) or 'device'}"
         return ""

@@ -2,12 +2,18 @@ import json
 import shutil
 import time
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from day0 import pipeline
+from day0.artifacts.manifest import Manifest
 from day0.demo import model_path
 from day0.errors import Day0Error
-from day0.pipeline import Line, RunOptions, inventory_changes, open_line, open_model
+from day0.pipeline import Line, RunOptions, inventory_changes, open_line, open_model, store_baseline
+from day0.repo.files import LocalFiles
+from day0.repo.model_repo import ModelRepo
 from day0.workspace import STAGES
 from tests.check.alignments import alignment
 from tests.mapping.inventories import inventory_of_config
@@ -40,9 +46,11 @@ class Quick(Line):
     def _generate(self):
         package = self.workspace.folder / "package"
         package.mkdir(exist_ok=True)
-        (package / "manifest.json").write_text(
-            json.dumps({"produced_by": self.expected("generate").model_dump(mode="json")})
-        )
+        facts = {
+            "model": "demo", "source": "demo", "model_hash": self.repo.hash, "recipe": "r", "layers": 1, "whole": True,
+            "dummy_weights": False, "labels": (), "files": {}, "produced_by": self.expected("generate"),
+        }  # fmt: skip
+        (package / "manifest.json").write_text(Manifest(**facts).model_dump_json())
         return ""
 
     def _align(self):
@@ -152,6 +160,80 @@ def test_a_changed_recipe_reruns_everything(quick, tmp_path):
     assert quick(recipe=str(path)).run().ran == ()
     path.write_text(write_recipe(recipe.model_copy(update={"paper": "another"})))
     assert quick(recipe=str(path)).run().ran[0] == "decompose"
+
+
+def states_as_run(**options):
+    return {s.stage: (s.state, s.why) for s in open_line(None, RunOptions(**options)).states_as_run()}
+
+
+def test_a_run_with_options_is_fresh_as_it_was_run_until_what_they_name_changes(quick, tmp_path, monkeypatch):
+    from day0.language.recipe import find_recipe, write_recipe
+
+    recipe, device = tmp_path / "mine.yaml", tmp_path / "mine-cpu.yaml"
+    held = find_recipe(open_model("demo").config)
+    recipe.write_text(write_recipe(held))
+    device.write_text((files("day0.recipes") / "devices" / "cpu.yaml").read_text())
+    options = {"recipe": str(recipe), "device": str(device), "layers": 2, "seed": 3, "greedy_tokens": 8}
+    quick(**options).run()
+    assert states_as_run() == dict.fromkeys(STAGES, ("fresh", ""))
+    assert quick(**options).run().ran == ()
+
+    device.write_text(device.read_text() + "# measured again\n")
+    assert states_as_run()["map"] == ("stale", "the device file changed")
+    assert quick(**options).run().ran[0] == "map"
+
+    recipe.write_text(write_recipe(held.model_copy(update={"paper": "another"})))
+    assert states_as_run()["decompose"] == ("stale", "the recipe changed")
+    recipe.unlink()
+    assert states_as_run()["decompose"] == ("stale", "the recipe changed")
+
+
+def test_a_new_reference_makes_an_alignment_stale_as_it_was_run(quick, monkeypatch):
+    quick().run()
+    monkeypatch.setattr(Line, "_reference_hash", "d" * 64)
+    assert states_as_run()["align"] == ("stale", "the reference implementation changed")
+    with pytest.raises(Day0Error, match="the reference implementation changed"):
+        store_baseline(open_line(None, RunOptions()), Path("baseline.json"))
+
+
+def test_a_workspace_inside_the_repo_leaves_the_model_as_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "toy"
+    shutil.copytree(model_path(), folder)
+    monkeypatch.chdir(folder)
+    line = open_line(".", RunOptions())
+    line.workspace.claim()
+    (line.workspace.folder / "package").mkdir()
+    (line.workspace.folder / "package" / "model.py").write_text("class Model: ...\n")
+    again = open_line(".", RunOptions())
+    assert again.repo.hash == line.repo.hash and again.workspace.folder == line.workspace.folder
+
+
+def test_a_folders_path_is_remembered_from_anywhere(tmp_path, monkeypatch):
+    shutil.copytree(model_path(), tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    line = open_line("toy", RunOptions())
+    line.workspace.claim()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    again = open_line(None, RunOptions(), Path("..") / line.workspace.folder)
+    assert again.repo.hash == line.repo.hash
+    assert again.workspace.source == str(tmp_path / "toy") and again.workspace.revision is None
+
+
+def test_the_commit_of_a_hub_repo_is_remembered(tmp_path, monkeypatch):
+    asked = []
+
+    def opened(source, *, revision=None):
+        asked.append((source, revision))
+        repo = ModelRepo("toy", source, LocalFiles(model_path(), revision="c0ffee"))
+        return repo
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "open_model", opened)
+    open_line("org/toy", RunOptions(revision="v1")).workspace.claim()
+    again = open_line(None, RunOptions())
+    assert asked == [("org/toy", "v1"), ("org/toy", "c0ffee")]
+    assert (again.workspace.source, again.workspace.revision) == ("org/toy", "c0ffee")
 
 
 def test_demo_is_a_reserved_name_and_a_dotted_path_a_folder(tmp_path, monkeypatch):

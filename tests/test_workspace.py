@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import day0
-from day0.artifacts.provenance import kernel_set_hash, produced_by
+from day0.artifacts.manifest import Manifest
+from day0.artifacts.provenance import kernel_set_hash, package_versions, produced_by
 from day0.errors import Day0Error
 from day0.mapping import MapOptions, load_device, run
 from day0.workspace import IDENTITY, STAGES, Workspace
@@ -37,7 +38,11 @@ def fill(workspace, *, flags=None, until="align"):
             package = workspace.folder / "package"
             package.mkdir(exist_ok=True)
             (package / "model.py").write_text("class Model: ...\n")
-            (package / "manifest.json").write_text(json.dumps({"produced_by": by.model_dump(mode="json")}))
+            facts = {
+                "model": "toy", "source": "toy", "model_hash": MODEL, "recipe": "toy", "layers": 1, "whole": True,
+                "dummy_weights": False, "labels": (), "files": {"model.py": "0" * 64}, "produced_by": by,
+            }  # fmt: skip
+            (package / "manifest.json").write_text(Manifest(**facts).model_dump_json())
         else:
             alignment(by).write(workspace.folder)
 
@@ -142,6 +147,17 @@ def test_a_file_added_to_or_lost_from_the_package_counts_too(workspace):
     assert why(workspace, "align") == ""
     (workspace.folder / "package" / "model.py").unlink()
     assert why(workspace, "align") == "package/model.py changed"
+    assert states(workspace)["generate"] == "invalid" and why(workspace, "generate") == "package/model.py is missing"
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_another_version_of_a_library_makes_what_asked_the_reference_stale(workspace, monkeypatch, library):
+    fill(workspace)
+    there = package_versions()
+    monkeypatch.setattr("day0.workspace.package_versions", lambda: {**there, library: "99.0"})
+    found = {s.stage: (s.state, s.why) for s in workspace.states()}
+    assert found["decompose"] == found["align"] == ("stale", f"{library} is 99.0, it was {there[library]}")
+    assert found["map"][1] == "decompose has to run first"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +197,7 @@ def test_a_damaged_artifact_is_invalid_not_fresh(workspace, stage):
     fill(workspace)
     workspace.path(stage).write_text("{")
     found = next(s for s in workspace.states() if s.stage == stage)
-    assert found.state == "invalid" and "not valid" in found.why
+    assert found.state == "invalid" and ("not valid" in found.why or "damaged" in found.why)
 
 
 def test_the_lock_keeps_a_second_run_out(workspace):

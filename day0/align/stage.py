@@ -1,6 +1,5 @@
 """The stage: package and repo -> how close the package is to the reference, gate by gate."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +44,7 @@ from day0.artifacts.alignment import (
 )
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
+from day0.artifacts.manifest import Manifest
 from day0.engine.package import load_package
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
@@ -52,6 +52,7 @@ from day0.language.recipe import ReferenceNotes, load_recipe, text_config
 from day0.reference.float64 import loaded_in_float64
 from day0.reference.load import load_reference
 from day0.repo.model_repo import ModelRepo
+from day0.repo.tokenizer import eos_ids
 
 _EXACTNESS_PROMPTS = 2
 _GREEDY_PROMPTS = 3
@@ -102,12 +103,12 @@ def run(
     compared with itself. Raises Day0Error: no package, no reference, weights missing.
     """
     _refuse_beside_stream(options)
-    manifest = _manifest(package_folder)
+    manifest = Manifest.read(package_folder)
     notes, end_ids = _recipe_notes(package_folder, repo)
     found = _Findings()
-    labels = [*manifest["labels"], *_leak_condition(notes)]
+    labels = [*manifest.labels, *_leak_condition(notes)]
     if options.stream:
-        if manifest["dummy_weights"]:
+        if manifest.dummy_weights:
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
         _streamed(found, repo, package_folder, end_ids, options, max(BOUND, notes.float64_leak))
         return _alignment(found, inventory.model, [*labels, _STREAMED], produced_by)
@@ -115,11 +116,11 @@ def run(
     if options.golden is not None:
         _against_golden(found, options.golden, package_folder, exact_package, repo, max(BOUND, notes.float64_leak))
     _choose_prompts(found, exact_package, repo, end_ids, options)
-    if manifest["dummy_weights"]:
+    if manifest.dummy_weights:
         reason = "the package has random weights, the reference the checkpoint's"
         found.gates += [Gate(name=name, verdict="inconclusive", detail=reason) for name in (EXACTNESS, "greedy")]
     elif options.golden is None:
-        layers = None if manifest["whole"] else int(manifest["layers"])
+        layers = None if manifest.whole else manifest.layers
         side = _TrainingSide(repo, layers, notes)
         _against_reference(found, side, package_folder, exact_package, repo, options)
     longest = max(found.prompts, key=lambda prompt: len(prompt.ids))
@@ -326,25 +327,10 @@ def _alignment(found: _Findings, model: str, labels: Iterable[str], produced_by:
     )
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Day0Error(f"{folder} holds no package", hint="run day0 generate first") from None
-    except (OSError, ValueError) as error:
-        raise Day0Error(f"{path} is damaged", hint="run day0 generate --force") from error
-    return manifest
-
-
 def _recipe_notes(folder: Path, repo: ModelRepo) -> tuple[ReferenceNotes, tuple[int, ...]]:
     """What the package's recipe says of the reference, and the text model's end ids."""
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    for config in (repo.generation_config, text_config(recipe, repo.config)):
-        ends = config.get("eos_token_id")
-        if ends is not None:
-            return recipe.reference, tuple(ends) if isinstance(ends, list) else (int(ends),)
-    return recipe.reference, ()
+    return recipe.reference, eos_ids(repo.generation_config, repo.config, text_config(recipe, repo.config))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ WorkspaceOption = Annotated[
     typer.Option("--workspace", "-w", metavar="DIR", help="Workspace folder (default: ./<model>.day0)"),
 ]
 Model = Annotated[str | None, typer.Argument(metavar="[REPO]", help="Folder, hub id or `demo`; default: the workspace")]
+Revision = Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub id")]
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="NAME", help="Target: a device of the catalogue, or a YAML file")
 ]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from day0.cli.common import Model, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.common import Model, Revision, Trust, WorkspaceOption, check_trust, command, gate
 from day0.cli.output import Output, amount, ranges
 
 
@@ -22,7 +22,7 @@ def decompose(
     diff: Annotated[
         str | None, typer.Option(metavar="REPO|@REV", help="Show what differs in another repo, or revision of this one")
     ] = None,
-    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub id")] = None,
+    revision: Revision = None,
 ) -> None:
     """Take a model apart: its operators, how each is known, and what became of every config key and tensor
 

@@ -13,7 +13,6 @@ def generate(
     out: Output,
     repo: Model = None,
     workspace: WorkspaceOption = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Recipe, instead of the inventory's")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Only the first layers; every figure says so")] = None,
     dummy_weights: Annotated[bool, typer.Option(help="Random weights; every figure says so")] = False,
     force: Annotated[bool, typer.Option(help="Overwrite files that were edited")] = False,
@@ -26,7 +25,7 @@ def generate(
     """
     from day0.pipeline import RunOptions, open_line
 
-    options = RunOptions(recipe=recipe, layers=layers, dummy_weights=dummy_weights, force=force)
+    options = RunOptions(layers=layers, dummy_weights=dummy_weights, force=force)
     line = open_line(repo, options, workspace)
     line.run_one("generate")
     package = line.package()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from day0.cli.common import DeviceOption, Model, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.common import DeviceOption, Model, Revision, Trust, WorkspaceOption, check_trust, command, gate
 from day0.cli.output import Output
 
 
@@ -28,6 +28,7 @@ def run(
     layers: Annotated[int | None, typer.Option(min=1, help="Only the first layers; every figure says so")] = None,
     dummy_weights: Annotated[bool, typer.Option(help="Random weights; every figure says so")] = False,
     force: Annotated[bool, typer.Option(help="Overwrite a package that was edited")] = False,
+    revision: Revision = None,
 ) -> None:
     """Run decompose, map, generate and align on a model, from the first stage whose inputs changed
 
@@ -49,6 +50,7 @@ def run(
         layers=layers,
         dummy_weights=dummy_weights,
         force=force,
+        revision=revision,
     )
     line = open_line(repo, options, workspace)
     folder = line.workspace.folder

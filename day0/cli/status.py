@@ -10,15 +10,24 @@ from day0.cli.output import Output
 def status(out: Output, repo: Model = None, workspace: WorkspaceOption = None) -> None:
     """Show a workspace's stages: fresh, stale (and why), missing or invalid
 
-    With REPO, the model is opened too, and a stage is stale when the model has changed.
+    Stages are held to the options they were run with, and to the model and its reference as they are now.
 
     Example: day0 status -w demo.day0
     """
+    from day0.errors import Day0Error
     from day0.pipeline import RunOptions, open_line
     from day0.workspace import Workspace
 
-    found = open_line(repo, RunOptions(), workspace).workspace if repo else Workspace.find(workspace)
-    rows = [asdict(state) for state in found.states()]
+    try:
+        line = open_line(repo, RunOptions(), workspace)
+        found, states = line.workspace, line.states_as_run()
+    except Day0Error as error:
+        if repo is not None:
+            raise
+        found = Workspace.find(workspace)
+        states = found.states()
+        out.warn(f"the model was not looked at: {error.message}")
+    rows = [asdict(state) for state in states]
     out.table(rows, title=f"{found.name} ({found.source}) in {found.folder}")
     out.document({"workspace": str(found.folder), "source": found.source, "stages": rows})
     if out.quiet:

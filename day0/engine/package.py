@@ -2,14 +2,14 @@
 
 import fnmatch
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from day0.artifacts.manifest import Manifest
+from day0.artifacts.plan import Plan
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
 from day0.repo import ModelRepo
@@ -28,10 +28,10 @@ def load_package(
     """The package's Model in eval mode, its implementations chosen by its plan and its weights read from `repo`.
 
     A package made with --dummy-weights gets random weights and needs no repo. `fill=False` leaves weights empty.
-    Raises Day0Error: no package, a broken model.py, a weight missing, mis-shaped, unexpected or not finite.
+    Raises Day0Error: no package, a damaged manifest or plan, a broken model.py, a weight missing, mis-shaped, unexpected or not finite.
     """
     folder = folder.resolve()
-    manifest = _json(folder / "manifest.json")
+    manifest = Manifest.read(folder)
     model = _model_class(folder)()
     try:
         model.choose(_implementations(folder))
@@ -39,16 +39,14 @@ def load_package(
         raise Day0Error(f"{folder / 'plan.yaml'}: {error.args[0]}", hint="run day0 map and generate again") from error
     if not fill:
         return model.eval()
-    if manifest.get("dummy_weights"):
+    if manifest.dummy_weights:
         model.fill(dtype, seed=_DUMMY_SEED, device=device)
         return model.eval()
     if repo is None:
         raise Day0Error("the package needs its checkpoint", hint="pass the repo it was generated for")
-    if repo.hash != manifest["model_hash"]:
-        raise Day0Error(
-            f"the package was generated for another revision of {manifest['model']}", hint="generate it again"
-        )
-    _fill_from(model, repo, whole=bool(manifest["whole"]), dtype=dtype, device=device)
+    if repo.hash != manifest.model_hash:
+        raise Day0Error(f"the package was generated for another revision of {manifest.model}", hint="generate it again")
+    _fill_from(model, repo, whole=manifest.whole, dtype=dtype, device=device)
     return model.eval()
 
 
@@ -107,18 +105,7 @@ def _model_class(folder: Path) -> type[Package]:
 
 
 def _implementations(folder: Path) -> dict[str, dict[str, str]]:
-    plan = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
     chosen: dict[str, dict[str, str]] = {}
-    for line in plan["lines"]:
-        chosen.setdefault(line["operator"], {})[line["phase"]] = line["implementation"]
+    for line in Plan.read(folder).lines:
+        chosen.setdefault(line.operator, {})[line.phase] = line.implementation
     return chosen
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Day0Error(f"{path.parent} holds no package", hint="run day0 generate first") from None
-    except (OSError, ValueError) as error:
-        raise Day0Error(f"{path} is damaged", hint="generate again with --force") from error
-    return loaded

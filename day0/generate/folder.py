@@ -3,25 +3,24 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from day0.artifacts.base import write_atomically
+from day0.artifacts.manifest import Manifest
 from day0.errors import Day0Error
 
-MANIFEST = "manifest.json"
 
+def edited_files(folder: Path, names: Iterable[str] = ()) -> list[str]:
+    """Generated files whose content is no longer what generate wrote.
 
-def edited_files(folder: Path) -> list[str]:
-    """Generated files whose content is no longer what generate wrote. [] when there is no package."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return []
-    try:
-        written: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Day0Error(f"{manifest} is damaged", hint="generate with --force to write the package anew") from error
+    Where no manifest says what was written, any of `names` that stands there is taken for the user's. Raises Day0Error
+    for a damaged manifest.
+    """
+    if not (folder / Manifest.FILE).is_file():
+        return [name for name in names if (folder / name).is_file()]
+    written = Manifest.read(folder).files
     return [n for n, digest in written.items() if (folder / n).is_file() and sha256(folder / n) != digest]
 
 
@@ -29,11 +28,12 @@ def write_package(folder: Path, contents: Mapping[str, str], facts: Mapping[str,
     """Write a package so that a killed run leaves the old one or the new one.
 
     Files in the folder that generate did not write are kept. Raises Day0Error naming the files a user edited, unless
-    `force` or the new content equals the edit.
+    `force` or the new content equals the edit. `facts`: the fields of `Manifest`, but for the files.
     """
     recover(folder)
     if not force:
-        edited = [n for n in edited_files(folder) if contents.get(n, "").encode() != (folder / n).read_bytes()]
+        changed = edited_files(folder, contents)
+        edited = [n for n in changed if contents.get(n, "").encode() != (folder / n).read_bytes()]
         if edited:
             raise Day0Error(
                 f"{', '.join(str(folder / n) for n in edited)} was edited since it was generated",
@@ -48,7 +48,7 @@ def write_package(folder: Path, contents: Mapping[str, str], facts: Mapping[str,
         for name, text in contents.items():
             write_atomically(new / name, text.encode())
         digests = {name: sha256(new / name) for name in contents}
-        write_atomically(new / MANIFEST, (json.dumps({**facts, "files": digests}, indent=1) + "\n").encode())
+        write_atomically(new / Manifest.FILE, (json.dumps({**facts, "files": digests}, indent=1) + "\n").encode())
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
@@ -65,26 +65,12 @@ def recover(folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The facts generate recorded. Raises Day0Error when the folder holds no package."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Day0Error(f"{folder} holds no package", hint="run day0 generate first") from None
-    except (OSError, ValueError) as error:
-        raise Day0Error(f"{folder / MANIFEST} is damaged", hint="generate again with --force") from error
-    return manifest
-
-
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _generated(folder: Path) -> list[str]:
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return []
     try:
-        return [MANIFEST, *json.loads(manifest.read_text(encoding="utf-8"))["files"]]
-    except (ValueError, KeyError, TypeError):
-        return [MANIFEST]
+        return [Manifest.FILE, *Manifest.read(folder).files]
+    except Day0Error:
+        return [Manifest.FILE]

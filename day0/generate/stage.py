@@ -14,7 +14,8 @@ from day0.generate.folder import write_package
 from day0.generate.render import environment, render_model
 from day0.generate.weight_file import dump_weight_file
 from day0.language.program import apply_recipe
-from day0.language.recipe import Recipe, load_recipe, write_recipe
+from day0.language.recipe import Recipe, load_recipe, recipe_hash, write_recipe
+from day0.mapping.choose import NOTHING
 from day0.repo import ModelRepo
 
 PACKAGE = "package"
@@ -22,9 +23,8 @@ PACKAGE = "package"
 
 @dataclass(frozen=True)
 class Options:
-    """`recipe` overrides the inventory's; `layers` keeps the first layers only; `dummy_weights`: random, not read."""
+    """`layers` keeps the first layers only; `dummy_weights`: random, not read; `force`: over a user's edits."""
 
-    recipe: str | None = None
     layers: int | None = None
     dummy_weights: bool = False
     force: bool = False
@@ -44,9 +44,11 @@ def run(
 ) -> Generated:
     """Write `workspace/package`; `produced_by` goes into its manifest.
 
-    Raises Day0Error: no recipe; a tensor missing, unclaimed or mis-shaped; a user's edit in the way.
+    Raises Day0Error: no recipe, or another than the inventory's; an operator that nothing computes; a tensor missing,
+    unclaimed or mis-shaped; a user's edit in the way.
     """
-    recipe = _recipe(inventory, options)
+    recipe = _recipe(inventory)
+    _refuse_unknown_operators(inventory, plan)
     _refuse_broken_weights(inventory, options)
     program = apply_recipe(recipe, repo.config, repo.tensors, layers=options.layers)
     recipe_text = write_recipe(recipe)
@@ -64,11 +66,11 @@ def run(
         "recipe.yaml": recipe_text,
         "README.md": environment()
         .get_template("README.md.j2")
-        .render(title=title, inventory=inventory, plan=plan, labels=labels, version=__version__),
+        .render(title=title, inventory=inventory, plan=plan, labels=labels, opened=_opened(repo), version=__version__),
     }
     facts = {
         "model": inventory.model,
-        "source": repo.source,
+        "source": repo.location,
         "model_hash": repo.hash,
         "recipe": recipe.recipe,
         "layers": len(program.layers),
@@ -82,13 +84,36 @@ def run(
     return Generated(folder, tuple(contents), labels)
 
 
-def _recipe(inventory: Inventory, options: Options) -> Recipe:
-    name = options.recipe or inventory.produced_by.flags.get("recipe") or inventory.recipe
+def _recipe(inventory: Inventory) -> Recipe:
+    """The recipe that the inventory was made with. Raises Day0Error when there is none, or it changed since."""
+    flags = inventory.produced_by.flags
+    name = flags.get("recipe") or inventory.recipe
     if not name:
         raise Day0Error(
-            f"no recipe covers {inventory.model}", hint="write one (docs/adding-a-family.md) and pass --recipe FILE"
+            f"no recipe covers {inventory.model}",
+            hint="write one (docs/adding-a-family.md), then day0 decompose --recipe FILE",
         )
-    return load_recipe(str(name))
+    recipe = load_recipe(str(name))
+    recorded = flags.get("recipe_hash")
+    if recorded is not None and recorded != recipe_hash(recipe):
+        raise Day0Error(f"recipe {name} changed since the inventory was made", hint="run day0 decompose again")
+    return recipe
+
+
+def _refuse_unknown_operators(inventory: Inventory, plan: Plan) -> None:
+    unknown = list(dict.fromkeys(line.operator for line in plan.lines if line.implementation == NOTHING))
+    if unknown:
+        more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
+        raise Day0Error(
+            f"nothing computes {', '.join(unknown[:6])}{more} of {inventory.model}: tier {plan.tier} cannot be run yet",
+            hint="write the kind (docs/adding-a-kind.md), then day0 map again",
+        )
+
+
+def _opened(repo: ModelRepo) -> str:
+    """Arguments that open the repo from any folder, as Python source."""
+    revision = "" if repo.revision is None else f", revision={repo.revision!r}"
+    return f"{repo.location!r}{revision}"
 
 
 def _refuse_broken_weights(inventory: Inventory, options: Options) -> None:

@@ -1,6 +1,7 @@
 """The recipe: a family of models as data. Schema, reading, writing, and the published JSON Schema."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterable
 from importlib.resources import files
@@ -193,6 +194,11 @@ def write_recipe(recipe: Recipe) -> str:
     """YAML that `read_recipe` reads back to an equal recipe; sections left at their defaults are not written."""
     data = json.loads(recipe.model_dump_json(exclude_defaults=True))
     return yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True)
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 (hex) of a recipe as `write_recipe` writes it: comments and layout do not count."""
+    return hashlib.sha256(write_recipe(recipe).encode()).hexdigest()
 
 
 def shipped_recipes() -> dict[str, Recipe]:

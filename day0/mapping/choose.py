@@ -15,7 +15,8 @@ from day0.mapping.options import MapOptions
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 PLAIN = "torch"  # the plain PyTorch implementation that every kind has; "torch_<form>" are its other forms
-REFERENCE_MODULE = "reference"  # the training side's own module, for what no kind computes
+NOTHING = "none"  # no implementation computes the operator, and day0 cannot run it
+CANNOT_RUN = "day0 cannot run it yet"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def contract_facts(attributes: Attributes, target: Target, phase: Phase) -> dict
 def choose(operator: Operator, target: Target) -> list[PlanLine]:
     """The plan's lines of one operator, one per phase."""
     if operator.kind not in kind_names():
-        reason = f"no kind computes {operator.kind!r}; the reference's own module stands in"
-        return [_line(operator, phase, target, REFERENCE_MODULE, reason) for phase in PHASES]
+        reason = f"no kind computes {operator.kind!r}: {CANNOT_RUN}"
+        return [_line(operator, phase, target, NOTHING, reason) for phase in PHASES]
     kind = get_kind(operator.kind)
     attributes = kind.parse(operator.attributes)
     return [_choose(operator, kind, attributes, target, phase) for phase in PHASES]
@@ -60,8 +61,8 @@ def by_preference(kind: Kind[Any]) -> list[Implementation]:
 
 
 def is_fused(implementation: str) -> bool:
-    """Whether an implementation is a kernel of ours, rather than PyTorch or the reference's own module."""
-    return implementation not in (PLAIN, REFERENCE_MODULE) and not implementation.startswith(f"{PLAIN}_")
+    """Whether an implementation is a kernel of ours, rather than PyTorch or nothing at all."""
+    return implementation not in (PLAIN, NOTHING) and not implementation.startswith(f"{PLAIN}_")
 
 
 def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target: Target, phase: Phase) -> PlanLine:
@@ -74,8 +75,8 @@ def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target:
             reason = "its contract accepts every attribute" if fused else _stand_in(kind, refusals)
             return _line(operator, phase, target, implementation.name, reason, refusals)
         refusals += refused
-    reason = "no implementation accepts it, the PyTorch reference neither; the training side's own module stands in"
-    return _line(operator, phase, target, REFERENCE_MODULE, reason, refusals)
+    reason = f"no implementation accepts it, the PyTorch reference neither: {CANNOT_RUN}"
+    return _line(operator, phase, target, NOTHING, reason, refusals)
 
 
 def _stand_in(kind: Kind[Any], refusals: list[Refusal]) -> str:

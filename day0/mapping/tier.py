@@ -1,11 +1,11 @@
-"""How much of a model runs on kernels: tier A (fused), B (mixed) or C (the whole reference)."""
+"""How much of a model runs on kernels: tier A (fused), B (mixed) or C (nothing: no recipe joins the operators)."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from day0.artifacts.inventory import Operator
 from day0.artifacts.plan import PlanLine
-from day0.mapping.choose import REFERENCE_MODULE
+from day0.mapping.choose import CANNOT_RUN, NOTHING
 
 Tier = Literal["A", "B", "C"]
 
@@ -14,16 +14,14 @@ def tier_of(operators: Sequence[Operator], lines: Sequence[PlanLine], *, recipe:
     """The tier and the reason in words.
 
     A: every operator has an implementation, every stateful one a fused kernel in all phases. C: no package can be
-    written, since no recipe joins the operators. B: all between.
+    written, since no recipe joins the operators. B: all between; it runs where every operator has an implementation.
     """
     if not recipe:
-        return "C", "no recipe says how the operators are joined: the whole reference runs, one sequence at a time"
+        return "C", f"no recipe says how the operators are joined: {CANNOT_RUN}"
     used = {(line.operator, line.implementation) for line in lines}
-    unknown = [o for o in operators if (o.name, REFERENCE_MODULE) in used]
+    unknown = [o for o in operators if (o.name, NOTHING) in used]
     if unknown:
-        stateful = [o.name for o in unknown if o.state]
-        keeps = f"; {_names(stateful)} keep their own state per sequence" if stateful else ""
-        return "B", f"no kernel computes {_names([o.name for o in unknown])}: the reference's own modules run{keeps}"
+        return "B", f"no implementation computes {_names([o.name for o in unknown])}: {CANNOT_RUN}"
     fallback = {line.operator for line in lines if line.fallback}
     slow = [o.name for o in operators if o.state and o.name in fallback]
     if slow:

@@ -92,6 +92,11 @@ class ModelRepo:
         return repo
 
     @property
+    def location(self) -> str:
+        """Where the repo can be opened from any folder: a hub id, or a folder's absolute path."""
+        return self.source if self.revision is not None else os.path.abspath(Path(self.source).expanduser())
+
+    @property
     def revision(self) -> str | None:
         """Commit of a hub repo; None for a folder."""
         return self.files.revision

@@ -45,11 +45,11 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises plain Exception for every defect of the file
             raise Day0Error(f"{TOKENIZER} does not load ({error})", hint=f"correct {TOKENIZER} in the repo") from error
         special_tokens = _special_tokens(repo.tokenizer_config)
-        eos_ids = _eos_ids(repo.generation_config, repo.config)
-        if not eos_ids and "eos_token" in special_tokens:
+        stop_ids = eos_ids(repo.generation_config, repo.config)
+        if not stop_ids and "eos_token" in special_tokens:
             eos_id = backend.token_to_id(special_tokens["eos_token"])
-            eos_ids = () if eos_id is None else (eos_id,)
-        return cls(backend, special_tokens=special_tokens, eos_ids=eos_ids, chat_template=repo.chat_template)
+            stop_ids = () if eos_id is None else (eos_id,)
+        return cls(backend, special_tokens=special_tokens, eos_ids=stop_ids, chat_template=repo.chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -105,8 +105,11 @@ def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Stop ids of the first config (or its `text_config`) that names any."""
+def eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Stop ids of the first config (or its `text_config`) that names any; give generation_config before config.
+
+    Raises Day0Error for an eos_token_id that is no token id or list of them.
+    """
     for config in configs:
         text_config = config.get("text_config")
         for section in (config, text_config if isinstance(text_config, dict) else {}):

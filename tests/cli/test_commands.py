@@ -1,6 +1,7 @@
 """Commands on a workspace whose inventory is declared, so that no reference has to run."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,8 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
+from day0.demo import model_path
+from day0.errors import Day0Error
 from day0.kernels.registry import get_kind, kind_names
 from day0.pipeline import RunOptions, open_line
+from day0.repo import ModelRepo
 from tests.check.alignments import alignment, row
 from tests.cli.run_day0 import day0
 from tests.mapping.inventories import inventory_of_config
@@ -168,6 +172,61 @@ def test_sample_continues_a_prompt(line, capsys):
     assert day0(capsys, "sample", "--prompt-ids", "1,x").code == 2
     outside = day0(capsys, "sample", "--prompt-ids", "99999999")
     assert outside.code == 2 and "outside the vocabulary" in outside.err
+
+
+def test_sample_stops_at_the_configs_end_id_where_no_generation_config_is(line, capsys, tmp_path):
+    copy = tmp_path / "copy" / "demo"
+    shutil.copytree(model_path(), copy)
+    (copy / "generation_config.json").unlink(missing_ok=True)
+    made = open_line(str(copy), RunOptions(), tmp_path / "copy.day0")
+    made.workspace.claim()
+    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
+    held.model_copy(update={"produced_by": made.expected("decompose")}).write(made.workspace.folder)
+    at = ("-w", tmp_path / "copy.day0")
+    day0(capsys, "map", *at)
+    assert day0(capsys, "generate", *at).code == 0
+    asked = ("sample", *at, "--prompt-ids", "5,6,7", "--max-tokens", "4", "--json")
+    first = day0(capsys, *asked).json["tokens"][0]["id"]
+
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "eos_token_id": [first]}))
+    moved = ModelRepo.open(copy).hash
+    for path in (tmp_path / "copy.day0" / "workspace.json", tmp_path / "copy.day0" / "package" / "manifest.json"):
+        path.write_text(path.read_text().replace(made.repo.hash, moved))
+    assert [t["id"] for t in day0(capsys, *asked).json["tokens"]] == [first]
+
+
+def test_sample_without_a_usable_tokenizer_says_so_before_it_runs(aligned, line, capsys, monkeypatch):
+    from day0.repo.tokenizer import Tokenizer
+
+    def broken(repo):
+        raise Day0Error("tokenizer.json does not load")
+
+    def never(*_, **__):
+        raise AssertionError("the package ran first")
+
+    monkeypatch.setattr(Tokenizer, "of_repo", broken)
+    monkeypatch.setattr("day0.engine.package.load_package", never)
+    ran = day0(capsys, "sample", "--prompt-ids", "5,6,7")
+    assert ran.code == 2 and "tokenizer.json does not load" in ran.err
+
+
+def test_sample_of_a_package_that_lost_a_file_is_an_error(aligned, line, capsys):
+    (line.workspace.folder / "package" / "weights.json").unlink()
+    ran = day0(capsys, "sample", "--prompt-ids", "5,6,7")
+    assert ran.code == 2 and "weights.json is missing" in ran.err
+    stages = {s["stage"]: s for s in day0(capsys, "status", "--json").json["stages"]}
+    assert stages["generate"]["why"] == "package/weights.json is missing"
+
+
+def test_status_without_its_model_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_path(), tmp_path / "toy")
+    open_line("toy", RunOptions()).workspace.claim()
+    shutil.rmtree(tmp_path / "toy")
+    ran = day0(capsys, "status")
+    assert ran.code == 0 and "inventory.json does not exist" in ran.out and "the model was not looked at" in ran.err
+    assert day0(capsys, "status", "toy", "-w", "toy.day0").code == 2
 
 
 def test_check_stores_then_holds_then_fails(aligned, line, capsys, tmp_path, monkeypatch):

@@ -11,14 +11,14 @@ SURFACE = {
     "day0": ["--version"],
     "day0 run": [
         "REPO?", *WORKSPACE, "--from", "--dry-run", "--device", "--recipe", "--trust-remote-code", "--require",
-        "--trust-recipe", "--layers", "--dummy-weights", "--force", *COMMON,
+        "--trust-recipe", "--layers", "--dummy-weights", "--force", "--revision", *COMMON,
     ],
     "day0 decompose": [
         "REPO?", *WORKSPACE, "--recipe", "--trust-remote-code", "--require", "--trust-recipe", "--diff", "--revision",
         *COMMON,
     ],
     "day0 map": ["REPO?", *WORKSPACE, "--device", "--dtype", *COMMON],
-    "day0 generate": ["REPO?", *WORKSPACE, "--recipe", "--layers", "--dummy-weights", "--force", *COMMON],
+    "day0 generate": ["REPO?", *WORKSPACE, "--layers", "--dummy-weights", "--force", *COMMON],
     "day0 align": [
         "REPO?", *WORKSPACE, "--trust-remote-code", "--text", "--greedy-tokens", "--seed", "--golden",
         "--stream", *COMMON,

@@ -18,10 +18,10 @@ def model(tmp_path_factory):
     repo = ModelRepo.open(toy.write_repo(folder / "toy"))
     made = run(
         repo,
-        toy.inventory(),
+        toy.inventory(toy.write_recipe_file(folder)),
         toy.plan(),
         folder / "ws",
-        Options(recipe=str(toy.write_recipe_file(folder))),
+        Options(),
         Provenance(day0_version="0", model_hash="0"),
     )
     return load_package(made.folder, repo, dtype=torch.float64)

@@ -14,8 +14,11 @@ from day0.generate.render import render_model
 from day0.generate.stage import Options, run
 from day0.language.program import apply_recipe
 from day0.language.recipe import load_recipe
+from day0.mapping import MapOptions, load_device
+from day0.mapping.choose import Target, choose
 from day0.repo import ModelRepo
 from tests.generate import toy
+from tests.mapping.inventories import operator
 
 MADE_BY = Provenance(day0_version="0", model_hash="0")
 IDS = torch.randint(0, toy.VOCAB, (37,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -29,11 +32,10 @@ def repo(tmp_path):
 @pytest.fixture
 def generate(tmp_path, repo):
     def call(**options):
-        recipe = str(toy.write_recipe_file(tmp_path))
+        recipe = toy.write_recipe_file(tmp_path)
         audit = options.pop("audit", {})
         plan = toy.plan(options.pop("lines", ()))
-        chosen = Options(**{"recipe": recipe, **options})
-        return run(repo, toy.inventory(**audit), plan, tmp_path / "ws", chosen, MADE_BY)
+        return run(repo, toy.inventory(recipe, **audit), plan, tmp_path / "ws", Options(**options), MADE_BY)
 
     return call
 
@@ -117,6 +119,49 @@ def test_without_a_recipe_there_is_no_package(repo, tmp_path):
     inventory = toy.inventory().model_copy(update={"recipe": ""})
     with pytest.raises(Day0Error, match="no recipe covers toy"):
         run(repo, inventory, toy.plan(), tmp_path / "ws", Options(), MADE_BY)
+
+
+def test_the_recipe_is_the_inventorys_and_unchanged(repo, tmp_path):
+    path = toy.write_recipe_file(tmp_path)
+    inventory = toy.inventory(path)
+    path.write_text(toy.RECIPE.replace("doc: two products", "doc: two matrix products"))
+    with pytest.raises(Day0Error, match="changed since the inventory was made") as caught:
+        run(repo, inventory, toy.plan(), tmp_path / "ws", Options(), MADE_BY)
+    assert "day0 decompose" in caught.value.hint and not (tmp_path / "ws").exists()
+    path.write_text(toy.RECIPE + "# a comment changes nothing\n")
+    run(repo, inventory, toy.plan(), tmp_path / "ws", Options(), MADE_BY)
+
+
+def test_an_operator_that_nothing_computes_is_refused_by_name(generate, tmp_path):
+    lines = choose(operator("odd", "", {}, status="new"), Target(load_device("cpu"), "float32", MapOptions()))
+    with pytest.raises(Day0Error, match="nothing computes odd of toy: tier A cannot be run yet"):
+        generate(lines=tuple(lines))
+    assert not (tmp_path / "ws").exists()
+
+
+def test_the_readme_opens_the_repo_from_any_folder(generate, repo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    repo.source = "toy"
+    readme = (generate().folder / "README.md").read_text()
+    assert f"ModelRepo.open({str(tmp_path / 'toy')!r})" in readme
+    repo.source, repo.files.revision = "org/toy", "c0ffee"
+    assert "ModelRepo.open('org/toy', revision='c0ffee')" in (generate(force=True).folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("damage", ["model_hash", "whole", "files", "labels"])
+def test_a_manifest_that_lacks_a_fact_is_damaged(generate, repo, damage):
+    path = generate().folder / "manifest.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != damage}))
+    with pytest.raises(Day0Error, match=f"manifest.json is damaged: {damage}: Field required"):
+        load_package(path.parent, repo)
+
+
+@pytest.mark.parametrize("content", [None, "", "lines: 3", "["])
+def test_a_package_without_a_plan_is_an_error(generate, repo, content):
+    path = generate().folder / "plan.yaml"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(Day0Error, match=r"plan\.yaml"):
+        load_package(path.parent, repo)
 
 
 @pytest.mark.parametrize(

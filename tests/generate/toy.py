@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory, Reference, TensorAudit
 from day0.artifacts.plan import MemoryForecast, Plan
+from day0.language.recipe import load_recipe, recipe_hash
 
 WIDTH, VOCAB, LAYERS = 8, 32, 3
 RECIPE = """
@@ -95,9 +96,11 @@ def expected(token_ids: list[int], owned: dict[str, torch.Tensor]) -> torch.Tens
     return h @ owned["head.weight"].T
 
 
-def inventory(**audit: Any) -> Inventory:
+def inventory(recipe: Path | None = None, **audit: Any) -> Inventory:
+    """An inventory made with the recipe file `recipe`."""
+    made_with = {"recipe": str(recipe), "recipe_hash": recipe_hash(load_recipe(str(recipe)))} if recipe else {}
     return Inventory(
-        produced_by=Provenance(day0_version="0", model_hash="0"),
+        produced_by=Provenance(day0_version="0", model_hash="0", flags=made_with),
         model="toy",
         source="toy",
         model_hash="0",

@@ -63,16 +63,17 @@ def test_every_refusal_names_its_contract_line(norm_with_a_fused_kernel):
     assert line.reason.startswith("no fused kernel accepts it (a tile is 64 wide; it loads bfloat16; it is written in")
 
 
-def test_what_even_the_reference_refuses_runs_as_the_reference_module():
+def test_what_even_the_reference_refuses_cannot_be_run():
     line = choose(operator("n", "norm", {"dim": 0, "eps": 1e-6}), target())[0]
-    assert line.implementation == "reference" and line.fallback
+    assert line.implementation == "none" and line.fallback and "day0 cannot run it yet" in line.reason
     assert line.refusals == ("norm/torch.dim: 0 is outside 1 <= value",)
 
 
-def test_an_unknown_kind_runs_as_the_reference_module():
+def test_an_unknown_kind_cannot_be_run():
     lines = choose(operator("odd", "", {"anything": 1}, status="new"), target())
     assert [line.phase for line in lines] == list(PHASES)
-    assert all(line.implementation == "reference" and line.fallback for line in lines)
+    assert all(line.implementation == "none" and line.fallback for line in lines)
+    assert all(line.reason == "no kind computes '': day0 cannot run it yet" for line in lines)
 
 
 def test_special_forms_of_the_pytorch_reference_are_fallbacks_too(monkeypatch):

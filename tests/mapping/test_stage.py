@@ -73,7 +73,7 @@ def test_fallbacks_are_warned_of_by_name():
     assert f"all 2 operators: {words}" in plan(inventory(known)).warnings
     warnings = plan(inventory([*known, operator("odd", "", {}, status="new")])).warnings
     assert f"one, two: {words}" in warnings
-    assert "odd: no kind computes ''; the reference's own module stands in" in warnings
+    assert "odd: no kind computes '': day0 cannot run it yet" in warnings
 
 
 def test_a_model_that_does_not_fit_is_warned_of():
@@ -99,7 +99,7 @@ def test_switches_stand_in_the_plan(monkeypatch):
 def lines_for(*pairs):
     """Plan lines from (operator, implementation) pairs."""
     return [
-        line.model_copy(update={"implementation": implementation, "fallback": implementation in ("torch", "reference")})
+        line.model_copy(update={"implementation": implementation, "fallback": implementation in ("torch", "none")})
         for o, implementation in pairs
         for line in choosing.choose(o, choosing.Target(load_device("h200"), "bfloat16", MapOptions()))
     ]
@@ -115,10 +115,10 @@ def test_tiers():
     assert tier((plain, "torch"), (stateful, "fused"))[0] == "A"
     letter, reason = tier((plain, "fused"), (stateful, "torch"))
     assert letter == "B" and "held hold state and run on the PyTorch reference" in reason
-    letter, reason = tier((stateful, "fused"), (new, "reference"), (new_stateful, "reference"))
-    assert letter == "B" and "odd, odder" in reason and "odder keep their own state per sequence" in reason
+    letter, reason = tier((stateful, "fused"), (new, "none"), (new_stateful, "none"))
+    assert letter == "B" and reason == "no implementation computes odd, odder: day0 cannot run it yet"
     letter, reason = tier((plain, "fused"), recipe="")
-    assert letter == "C" and "one sequence at a time" in reason
+    assert letter == "C" and reason.endswith("day0 cannot run it yet")
 
 
 def test_a_tier_needs_its_kernel_in_every_phase():
@@ -131,7 +131,7 @@ def test_a_tier_needs_its_kernel_in_every_phase():
 
 def test_long_lists_of_names_are_cut():
     many = [operator(f"o{i}", "", {}, status="new") for i in range(9)]
-    reason = tier_of(many, lines_for(*((o, "reference") for o in many)), recipe="r")[1]
+    reason = tier_of(many, lines_for(*((o, "none") for o in many)), recipe="r")[1]
     assert "o5 and 3 more" in reason and "o6" not in reason
 
 
