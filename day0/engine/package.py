@@ -28,7 +28,8 @@ def load_package(
     """The package's Model in eval mode, its implementations chosen by its plan and its weights read from `repo`.
 
     A package made with --dummy-weights gets random weights and needs no repo. `fill=False` leaves weights empty.
-    Raises Day0Error: no package, a damaged manifest or plan, a broken model.py, a weight missing, mis-shaped, unexpected or not finite.
+    Raises Day0Error: no package, a damaged manifest or plan, a broken model.py, a weight missing, mis-shaped,
+    unexpected or not finite.
     """
     folder = folder.resolve()
     manifest = Manifest.read(folder)
