@@ -1,0 +1,155 @@
+"""Times kernels beside their floor and their peers, in one run, on inputs that the last-level cache does not hold."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+Run = Callable[[int], object]  # runs on the input set of that number
+
+_L2_MULTIPLE = 4
+_MIN_REPLAYS = 25
+_MIN_SECONDS = 0.04
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least a step must do: bytes through device memory, floating point operations on the matrix units."""
+
+    bytes: float
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured on this device in this run: bytes per second of a copy, bf16 operations per second of a product."""
+
+    bandwidth: float
+    bf16_flops: float
+
+    def floor_us(self, floor: Floor) -> float:
+        """The larger of the two times, in microseconds."""
+        return max(floor.bytes / self.bandwidth, floor.flops / self.bf16_flops) * 1e6
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Input sets on the device, and what runs on them. `error` compares `ours` with the float64 reference (rel. L2)."""
+
+    sets: int
+    ours: Run
+    floor: Floor
+    peers: Mapping[str, Run] = field(default_factory=dict)
+    error: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One row of the table. `prepare` makes inputs on the current CUDA device."""
+
+    operator: str
+    shape: str
+    prepare: Callable[[], Prepared]
+    goal: str = ""
+
+
+def rotations(bytes_per_set: float) -> int:
+    """How many input sets are needed so that none is still in L2 when its turn comes again (at least 2, at most 64)."""
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(2, min(64, -(-_L2_MULTIPLE * l2 // max(int(bytes_per_set), 1))))
+
+
+def measure_ceilings() -> Ceilings:
+    """Copy of 2 GiB (bytes read and written), product of 8192 x 8192 bf16 matrices of random numbers; medians."""
+    x = torch.randn(2**29, device="cuda")
+    y = torch.empty_like(x)
+    copy = time_us(lambda i: y.copy_(x), 1)[0]
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
+    out = torch.empty_like(a)
+    product = time_us(lambda i: torch.mm(a, b, out=out), 1)[0]
+    return Ceilings(bandwidth=2 * x.nbytes / copy * 1e6, bf16_flops=2 * 8192.0**3 / product * 1e6)
+
+
+def time_us(run: Run, sets: int) -> tuple[float, str]:
+    """Median microseconds of one run over all input sets, and how it was timed: "graph" or "eager".
+
+    The sets run one after the other in one CUDA graph, whose replays are timed with events; what cannot be captured is
+    timed as launched from the host.
+    """
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(sets):
+            run(i)
+    torch.cuda.synchronize()
+    replay, how = _captured(run, sets)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times: list[float] = []
+    while len(times) < _MIN_REPLAYS or sum(times) < _MIN_SECONDS * 1e3:
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[3:]) * 1e3 / sets, how
+
+
+def _captured(run: Run, sets: int) -> tuple[Callable[[], object], str]:
+    def all_sets() -> None:
+        for i in range(sets):
+            run(i)
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            all_sets()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return all_sets, "eager"
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay, "graph"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured line. Times in microseconds, `error` relative L2 against float64 (None: not compared)."""
+
+    operator: str
+    shape: str
+    us: float
+    floor_us: float
+    peer: str
+    peer_us: float | None
+    error: float | None
+    goal: str = ""
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def of_floor(self) -> float:
+        """How near to the floor: 1 is the floor itself."""
+        return self.floor_us / self.us
+
+
+def run_bench(bench: Bench, ceilings: Ceilings) -> Row:
+    """Compare, then time ours and every peer in turn, ours again last; ours is the mean of its two medians."""
+    prepared = bench.prepare()
+    error = prepared.error() if prepared.error is not None else None
+    first, _ = time_us(prepared.ours, prepared.sets)
+    peers: dict[str, float] = {}
+    for name, run in prepared.peers.items():
+        us, how = time_us(run, prepared.sets)
+        peers[name if how == "graph" else f"{name} (eager)"] = us
+    again, _ = time_us(prepared.ours, prepared.sets)
+    best = min(peers, key=lambda name: peers[name]) if peers else ""
+    return Row(
+        operator=bench.operator,
+        shape=bench.shape,
+        us=(first + again) / 2,
+        floor_us=ceilings.floor_us(prepared.floor),
+        peer=best,
+        peer_us=peers.get(best),
+        error=error,
+        goal=bench.goal,
+        others=peers,
+    )
