@@ -29,7 +29,6 @@ MAY_BE_UNSEEN = {
     ("rotary", "float32_tables"): "says in which dtype: float64 either way",
     ("rotary", "original_max_position_embeddings"): "enters through a bound that is rounded to a whole channel",
     ("rotary", "beta_fast"): "enters through a bound that is rounded to a whole channel",
-    ("ngram_embedding", "table_base"): "the next prime from here is the same for neighbouring values",
     ("index_select", "pooled_norm_eps"): "only the choice leaves the operator, and so small a change moves none",
     ("index_select", "scale"): "a positive factor of all scores changes no choice",
     ("index_select", "weight_scale"): "a positive factor of all scores changes no choice",

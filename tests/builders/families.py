@@ -161,7 +161,8 @@ def qwen4_exp(layers: int) -> PreTrainedConfig:
         ple_conv_kernel_size=4,
         ngram_size=3,
         heads_per_ngram=2,
-        ngram_vocab_size_base=500,
+        # A prime, and 4 rows above a multiple of 16: another base or divisor gives another number of rows.
+        ngram_vocab_size_base=521,
         make_ngram_vocab_size_divisible_by=8,
         split_ngram_parts=2,
         indexer_n_heads=8,
