@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 
 
@@ -60,6 +61,7 @@ class Artifact(Record):
     def read(cls, folder: Path, name: str = "") -> Self:
         """Read from the workspace. Raises Day0Error when missing, unreadable, invalid, or of another version."""
         path = folder / (name or cls.FILE)
+        again = "delete it and run its stage again"
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -67,11 +69,9 @@ class Artifact(Record):
         except (OSError, UnicodeDecodeError) as error:
             raise Day0Error(f"cannot read {path}: {error}", hint="check the file's permissions") from error
         try:
-            data = yaml.safe_load(text) if cls.FILE.endswith(".yaml") else json.loads(text)
-        except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise Day0Error(
-                f"{path} is not valid: {error}".splitlines()[0], hint="delete it and run its stage again"
-            ) from error
+            data = parse_yaml(text, name=str(path), hint=again) if cls.FILE.endswith(".yaml") else json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Day0Error(f"{path} is not valid: {error}".splitlines()[0], hint=again) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version != cls.VERSION:
             raise Day0Error(
@@ -82,7 +82,7 @@ class Artifact(Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(p) for p in first["loc"])
-            raise Day0Error(f"{path}: {where}: {first['msg']}", hint="delete it and run its stage again") from error
+            raise Day0Error(f"{path}: {where}: {first['msg']}", hint=again) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

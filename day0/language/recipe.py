@@ -3,14 +3,17 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 from day0.language.steps import is_name, parse_step
 
@@ -176,10 +179,7 @@ class Recipe(Section):
 
 def read_recipe(text: str, *, name: str) -> Recipe:
     """Parse and validate YAML. Raises Day0Error naming the file and the first thing wrong in it."""
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise Day0Error(f"{name} is not YAML: {' '.join(str(error).split())}", hint="correct the recipe") from error
+    data = parse_yaml(text, name=name, hint="correct the recipe")
     if not isinstance(data, dict):
         raise Day0Error(f"{name} holds no mapping", hint="start from a recipe that day0 recipes lists")
     try:
@@ -201,14 +201,15 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(write_recipe(recipe).encode()).hexdigest()
 
 
-def shipped_recipes() -> dict[str, Recipe]:
-    """All recipes that come with day0, by name."""
+@cache
+def shipped_recipes() -> Mapping[str, Recipe]:
+    """All recipes that come with day0, by name. Parsed once: share them, do not change them."""
     found = {}
     for entry in sorted(files("day0.recipes").iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".yaml"):
             recipe = read_recipe(entry.read_text(encoding="utf-8"), name=f"recipes/{entry.name}")
             found[recipe.recipe] = recipe
-    return found
+    return MappingProxyType(found)
 
 
 def load_recipe(name_or_path: str) -> Recipe:
@@ -217,8 +218,8 @@ def load_recipe(name_or_path: str) -> Recipe:
     if path.suffix in (".yaml", ".yml"):
         try:
             return read_recipe(path.read_text(encoding="utf-8"), name=str(path))
-        except OSError as error:
-            raise Day0Error(f"cannot read recipe {path}: {error.strerror}", hint="check the path") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise Day0Error(f"cannot read recipe {path}: {error}", hint="check the path") from error
     known = shipped_recipes()
     if name_or_path not in known:
         raise Day0Error(f"no recipe {name_or_path!r}", hint=f"shipped recipes: {', '.join(known)}")

@@ -4,11 +4,11 @@ import difflib
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 
 
@@ -61,10 +61,7 @@ class Device(_Section):
 
 def read_device(text: str, *, name: str) -> Device:
     """Parse and validate YAML. Raises Day0Error naming the file and the first thing wrong in it."""
-    try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise Day0Error(f"{name} is not YAML: {' '.join(str(error).split())}", hint="correct the file") from error
+    data = parse_yaml(text, name=name, hint="correct the file")
     try:
         return Device.model_validate(data)
     except ValidationError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from day0.artifacts.text import UnusableJsonError, unique_pairs
 from day0.errors import Day0Error
 
 DTYPE_BITS = {
@@ -142,27 +143,14 @@ def parse_header(raw: bytes, data_bytes: int | None, file: str) -> FileHeader:
 def _load_json(raw: bytes, file: str) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
-        entries = json.loads(text, object_pairs_hook=_unique_pairs)
-    except _DuplicateKeyError as error:
-        raise _broken(file, f"header names {error.args[0]!r} twice") from error
+        entries = json.loads(text, object_pairs_hook=unique_pairs)
+    except UnusableJsonError as error:
+        raise _broken(file, f"header is not usable: {error}") from error
     except (ValueError, RecursionError) as error:
         raise _broken(file, "header is not valid UTF-8 JSON") from error
     if not text.startswith("{") or not isinstance(entries, dict):
         raise _broken(file, "header is not a JSON object")
     return entries
-
-
-class _DuplicateKeyError(Exception):
-    pass
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in unique:
-            raise _DuplicateKeyError(name)
-        unique[name] = value
-    return unique
 
 
 def _check_metadata(metadata: Any, file: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from day0.artifacts.text import parse_json
 from day0.errors import Day0Error
 from day0.repo.files import LocalFiles, RepoFiles
 from day0.repo.headers import TensorHeader
@@ -221,15 +222,7 @@ class ModelRepo:
 
     def read_json(self, path: str) -> dict[str, Any]:
         """Parsed JSON object of a small file of the repo. Raises Day0Error when it is not one."""
-        text = self.read_text(path)
-        try:
-            value = json.loads(text, parse_constant=_constant)
-        except json.JSONDecodeError as error:
-            raise Day0Error(
-                f"{path} is not valid JSON (line {error.lineno}: {error.msg})", hint=f"correct {path} in the repo"
-            ) from error
-        except (ValueError, RecursionError) as error:  # absurdly long numbers or deep nesting
-            raise Day0Error(f"{path} is not usable JSON ({error})", hint=f"correct {path} in the repo") from error
+        value = parse_json(self.read_text(path), name=path, hint=f"correct {path} in the repo")
         if not isinstance(value, dict):
             raise Day0Error(f"{path} is not a JSON object", hint=f"correct {path} in the repo")
         return value
@@ -262,10 +255,3 @@ class ModelRepo:
 
         chosen = list(self.tensors if names is None else names)
         return [name for name in chosen if not is_finite(self.read_tensor(name))]
-
-
-def _constant(word: str) -> float:
-    """Infinity is a limit that configs of state space models hold; NaN is no value for anything."""
-    if word == "NaN":
-        raise ValueError("NaN is no number")
-    return float(word.replace("Infinity", "inf"))

@@ -1,10 +1,10 @@
 """Which safetensors files hold the model, and the headers of all its tensors, checked against the index."""
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
+from day0.artifacts.text import parse_json
 from day0.errors import Day0Error
 from day0.repo.files import RepoFiles, check_relative
 from day0.repo.headers import TensorHeader
@@ -77,9 +77,10 @@ def _compare(indexed: set[tuple[str, str]], found: set[tuple[str, str]]) -> None
 
 def _read_weight_map(files: RepoFiles) -> dict[str, str]:
     try:
-        index = json.loads(files.read_bytes(INDEX_FILE))
-    except (ValueError, RecursionError) as error:
-        raise Day0Error(f"{INDEX_FILE} is not valid JSON", hint="download the file again") from error
+        text = files.read_bytes(INDEX_FILE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Day0Error(f"{INDEX_FILE} is not UTF-8 text", hint="download the file again") from error
+    index = parse_json(text, name=INDEX_FILE, hint="download the file again")
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise Day0Error(f"{INDEX_FILE} has no weight_map", hint="download the file again")

@@ -106,7 +106,7 @@ def test_a_broken_header_is_refused(entries, area: int, message: str) -> None:
         (struct.pack("<Q", 3) + b"{]}", "not valid UTF-8 JSON"),
         (struct.pack("<Q", 3) + b" {}", "not a JSON object"),
         (struct.pack("<Q", 40000) + b"[" * 40000, "not valid UTF-8 JSON"),
-        (struct.pack("<Q", 15) + b'{"a":1,"a":{}} ', "names 'a' twice"),
+        (struct.pack("<Q", 15) + b'{"a":1,"a":{}} ', "gives the key 'a' twice"),
         (struct.pack("<Q", 5006) + b'{"a":' + b"9" * 5000 + b"}", "not valid UTF-8 JSON"),
     ],
 )
@@ -117,7 +117,7 @@ def test_bytes_that_are_no_header_are_refused(content: bytes, message: str) -> N
 
 def test_a_duplicate_key_inside_a_tensor_is_refused() -> None:
     raw = b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    with pytest.raises(Day0Error, match="names 'dtype' twice"):
+    with pytest.raises(Day0Error, match="gives the key 'dtype' twice"):
         parse(struct.pack("<Q", len(raw)) + raw + bytes(4))
 
 

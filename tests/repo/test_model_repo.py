@@ -97,8 +97,9 @@ def test_a_folder_takes_no_revision(folder: Path) -> None:
     [
         ("{", "config.json is not valid JSON"),
         ("[1]", "config.json is not a JSON object"),
-        ('{"a": ' + "9" * 5000 + "}", "config.json is not usable JSON"),
-        ("[" * 50000, "config.json is not usable JSON"),
+        ('{"a": ' + "9" * 5000 + "}", r"config.json is not usable JSON \(it holds a number of thousands of digits\)"),
+        ("[" * 50000, r"config.json is not usable JSON \(it nests too deeply\)"),
+        ('{"a": {"b": 1, "c": 2, "b": 1}}', r"config.json is not usable JSON \(it gives the key 'b' twice\)"),
         ("\ud800", "config.json is not UTF-8"),
     ],
 )
@@ -181,10 +182,13 @@ def test_an_index_that_names_an_odd_path(sharded: Path, path: object, message: s
     refused(message, sharded)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": []}'])
+TWICE = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}}'
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": []}', TWICE])
 def test_a_broken_index(sharded: Path, index: str) -> None:
     (sharded / "model.safetensors.index.json").write_text(index)
-    refused("model.safetensors.index.json (is not valid JSON|has no weight_map)", sharded)
+    refused("model.safetensors.index.json (is not (valid|usable) JSON|has no weight_map)", sharded)
 
 
 def test_a_link_out_of_the_folder(folder: Path) -> None:
