@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         return 1
 
 
-def _fault(mark: yaml.Mark, what: str) -> yaml.MarkedYAMLError:
+def _fault(mark: Any, what: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=what, problem_mark=mark)
 
 
