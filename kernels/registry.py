@@ -35,6 +35,14 @@ def resolve(kind: str, implementation: str, method: str = "") -> Callable[..., A
     return function
 
 
+def declared(kind: str, prefix: str, name: str) -> list[Any]:
+    """What the modules `kernels/<kind>/<prefix>*.py` list under `name`: CASES of "triton_cases", BENCHES of
+    "triton_bench". Importing them imports triton."""
+    folder = Path(__file__).resolve().parent / get_kind(kind).name
+    modules = sorted(path.stem for path in folder.glob(f"{prefix}*.py"))
+    return [x for m in modules for x in getattr(importlib.import_module(f"day0.kernels.{kind}.{m}"), name)]
+
+
 def module_source(name: str) -> str:
     """The template of a kind's module in a generated package."""
     get_kind(name)

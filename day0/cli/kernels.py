@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from day0.cli.common import command
+from day0.cli.kernel_runs import bench, test
 from day0.cli.output import Output
 
 app = typer.Typer(
@@ -14,6 +15,8 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
+app.command("test")(test)
+app.command("bench")(bench)
 
 
 @app.callback()
@@ -21,6 +24,16 @@ app = typer.Typer(
 def kernels(out: Output, context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         _list(out)
+
+
+@app.command("list")
+@command
+def list_kinds(out: Output) -> None:
+    """List the kinds of operators and their implementations
+
+    Example: day0 kernels list
+    """
+    _list(out)
 
 
 @app.command("show")
