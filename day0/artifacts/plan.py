@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from day0.artifacts.base import Artifact, Record
 
 Phase = Literal["prefill", "decode", "verify"]
+NOTHING = "none"  # as an implementation: nothing computes the operator, and day0 cannot run it
 
 
 class PlanLine(Record):

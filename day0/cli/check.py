@@ -9,8 +9,6 @@ import typer
 from day0.cli.common import Model, WorkspaceOption, command, gate
 from day0.cli.output import Output
 
-_FILE = typer.Option(metavar="FILE", dir_okay=False)
-
 
 @command
 def check(

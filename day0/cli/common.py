@@ -1,7 +1,10 @@
 """What every command shares: its common flags, and the workspace option."""
 
+import contextlib
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from day0.cli.output import Output
+from day0.errors import Day0Error
 
 WorkspaceOption = Annotated[
     Path | None,
@@ -41,10 +45,6 @@ Trust = Annotated[
 debugging = False
 
 
-class ReaderGone(Exception):
-    """Whoever read our stdout went away before the end."""
-
-
 def expand_trust(arguments: list[str]) -> list[str]:
     """`--trust-remote-code` alone means sandboxed: typer has no options whose value may be left out."""
     return [f"{TRUST}=sandboxed" if argument == TRUST else argument for argument in arguments]
@@ -62,10 +62,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapper(*, as_json: bool, quiet: bool, verbose: bool, debug: bool, **arguments: Any) -> None:
-        try:
-            function(out=Output(as_json=as_json, quiet=quiet, verbose=verbose), **arguments)
-        except BrokenPipeError as error:
-            raise ReaderGone from error  # typer would end the process with 1, which says that a gate does not hold
+        _check_current_folder()
+        out = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+        # What a package or a repo's code prints is talk: stdout is for the answer, which `out` already holds.
+        with contextlib.redirect_stdout(sys.stderr):
+            function(out=out, **arguments)
 
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name != "out"]
@@ -77,6 +78,25 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = signature.replace(parameters=[*named, *flags])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in [*named, *flags]}
     return wrapper
+
+
+def _check_current_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise Day0Error("the current folder is no longer there", hint="cd to another folder") from None
+
+
+def check_output(path: Path | None) -> None:
+    """Raise Day0Error where a file that the user named cannot be written: before the work, not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise Day0Error(f"cannot write {path}: it is a folder", hint="name a file in it")
+    if not path.parent.is_dir():
+        raise Day0Error(f"cannot write {path}: {path.parent} is no folder", hint="make the folder first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise Day0Error(f"cannot write {path}: no permission", hint="choose another place, or change the permissions")
 
 
 def gate(holds: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A table that is not on a terminal goes into a file or a log, where lines may be long.
-_PLAIN_WIDTH = 200
+# A table that is not on a terminal goes into a file or another program: one row a line, whatever its length.
+_UNBOUNDED = 1_000_000
 
 Row = Mapping[str, Any]
 
@@ -24,11 +24,16 @@ class Output:
         self.as_json = as_json
         self.quiet = quiet
         self.verbose = verbose
+        self._answers = sys.stdout  # held: a command's sys.stdout is for whoever prints without being asked
 
     def document(self, data: Any) -> None:
         """Print the answer as JSON. Does nothing without --json."""
         if self.as_json:
-            sys.stdout.write(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            self.json(data)
+
+    def json(self, data: Any) -> None:
+        """Print JSON, asked for by --json or not: the answer of commands that have no other. ASCII, for any locale."""
+        self._answers.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
     def table(self, rows: Sequence[Row], *, title: str = "", columns: Sequence[str] | None = None) -> None:
         """Show rows on stdout; every row has the same keys, which are the columns. Does nothing under --json or -q."""
@@ -38,28 +43,29 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in columns or rows[0]:
             numbers = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
             table.add_column(name.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(_cell(row[name])) for name in columns or row))
-        console = self._console(sys.stdout)
+        console = self._console(self._answers)
         with console.capture() as captured:
             console.print(table)
         # rich pads every line to the table's width, which logs and diffs do not need.
         lines = "\n".join(line.rstrip() for line in captured.get().splitlines())
-        sys.stdout.write(lines.strip("\n") + "\n\n")
+        heading = f"{title}\n\n" if title else ""  # not rich's title, which folds at the table's width
+        self._answers.write(heading + lines.strip("\n") + "\n\n")
 
     def line(self, text: str = "") -> None:
         """One line of the answer on stdout. Does nothing under --json or -q."""
         if not self.as_json and not self.quiet:
-            self._console(sys.stdout).print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console(self._answers).print(text, markup=False, highlight=False, soft_wrap=True)
 
     def value(self, text: str) -> None:
         """What remains of the answer under -q: a path, a name. Does nothing under --json."""
         if not self.as_json:
-            sys.stdout.write(f"{text}\n")
+            self._answers.write(f"{text}\n")
 
     def note(self, text: str) -> None:
         """Talk, on stderr. Silent under -q."""
@@ -99,8 +105,7 @@ class Output:
         from rich.console import Console
 
         # rich honours NO_COLOR and TERM=dumb, and drops colour where the stream is no terminal.
-        width = None if stream.isatty() or os.environ.get("COLUMNS") else _PLAIN_WIDTH
-        return Console(file=stream, width=width)
+        return Console(file=stream, width=None if stream.isatty() else _UNBOUNDED)
 
 
 def error_lines(what: str, what_to_do: str) -> None:
@@ -118,8 +123,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value) or "-"
-    return str(value)
+        value = ", ".join(str(v) for v in value)
+    return " ".join(str(value).split()) or "-"  # a line break in a cell would break its row
 
 
 def amount(value: float | None) -> str:

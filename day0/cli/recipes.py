@@ -46,7 +46,7 @@ def schema(out: Output) -> None:
     """
     from day0.language.recipe import Recipe
 
-    Output(as_json=True).document(Recipe.model_json_schema())
+    out.json(Recipe.model_json_schema())
 
 
 def _list(out: Output) -> None:

@@ -32,7 +32,7 @@ def schema(
         near = difflib.get_close_matches(name, known, n=1)
         suggestion = f"did you mean {near[0]}? " if near else ""
         raise Day0Error(f"no schema {name!r}", hint=f"{suggestion}known: {', '.join(known)}")
-    Output(as_json=True).document(known[name].model_json_schema())
+    out.json(known[name].model_json_schema())
 
 
 def _schemas() -> dict[str, Any]:

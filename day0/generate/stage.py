@@ -8,14 +8,13 @@ from pathlib import Path
 from day0 import __version__
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
-from day0.artifacts.plan import Plan
+from day0.artifacts.plan import NOTHING, Plan
 from day0.errors import Day0Error
 from day0.generate.folder import write_package
 from day0.generate.render import environment, render_model
 from day0.generate.weight_file import dump_weight_file
 from day0.language.program import apply_recipe
 from day0.language.recipe import Recipe, load_recipe, recipe_hash, write_recipe
-from day0.mapping.choose import NOTHING
 from day0.repo import ModelRepo
 
 PACKAGE = "package"

@@ -6,7 +6,7 @@ from typing import Any
 from day0.artifacts.contract import Refusal, Subject
 from day0.artifacts.inventory import Operator
 from day0.artifacts.layout import PAGE_TOKENS
-from day0.artifacts.plan import Phase, PlanLine
+from day0.artifacts.plan import NOTHING, Phase, PlanLine
 from day0.kernels.interface.attributes import Attributes
 from day0.kernels.interface.kind import Implementation, Kind
 from day0.kernels.registry import get_kind, kind_names
@@ -15,7 +15,6 @@ from day0.mapping.options import MapOptions
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 PLAIN = "torch"  # the plain PyTorch implementation that every kind has; "torch_<form>" are its other forms
-NOTHING = "none"  # no implementation computes the operator, and day0 cannot run it
 CANNOT_RUN = "day0 cannot run it yet"
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from day0.artifacts.inventory import Operator
-from day0.artifacts.plan import PlanLine
-from day0.mapping.choose import CANNOT_RUN, NOTHING
+from day0.artifacts.plan import NOTHING, PlanLine
+from day0.mapping.choose import CANNOT_RUN
 
 Tier = Literal["A", "B", "C"]
 

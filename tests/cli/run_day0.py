@@ -27,7 +27,10 @@ def day0(capsys, *arguments):
     return Ran(code, captured.out, captured.err)
 
 
-def day0_process(*arguments, env=None, code="from day0.cli.app import main; main()"):
+START = "from day0.cli.main import main; main()"
+
+
+def day0_process(*arguments, env=None, code=START):
     ran = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=env
     )

@@ -1,6 +1,5 @@
+import errno
 import os
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -8,10 +7,10 @@ import typer
 import day0
 from day0.cli import app as app_module
 from day0.cli import common
-from day0.cli.app import invoke
+from day0.demo import model_path
 from day0.errors import Day0Error
+from tests.cli.run_day0 import START, day0_process
 from tests.cli.run_day0 import day0 as run_day0
-from tests.cli.run_day0 import day0_process
 
 HEAVY = ("torch", "transformers", "pydantic", "triton", "numpy", "yaml", "rich")
 
@@ -115,22 +114,6 @@ def test_debug_shows_the_traceback(failing, capsys):
     assert "Traceback" not in run_day0(capsys, "one").err
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_goes_away_sees_no_traceback_and_nothing_holds(unbuffered):
-    read, write = os.pipe()
-    os.close(read)
-    ran = subprocess.run(
-        [sys.executable, "-c", "from day0.cli.app import main; main()", "schema", "plan"],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-    )
-    os.close(write)
-    assert ran.stderr == b""
-    assert ran.returncode == (2 if unbuffered else 0)
-
-
 def test_trust_alone_means_sandboxed():
     flag = "--trust-remote-code"
     assert common.expand_trust(["run", flag, "repo"]) == ["run", f"{flag}=sandboxed", "repo"]
@@ -148,7 +131,43 @@ def test_verdicts_become_exit_codes(verdict, code):
         assert ended.value.exit_code == code
 
 
-def test_invoke_without_arguments_shows_help(capsys):
-    assert invoke([]) == 2
-    captured = capsys.readouterr()
-    assert "Usage: day0" in captured.out + captured.err
+def test_day0_alone_shows_its_help_as_help_and_holds_nothing(capsys):
+    ran = run_day0(capsys)
+    assert ran.code == 2 and ran.out == ""
+    lines = ran.err.splitlines()
+    assert lines[0].startswith("Usage: day0") and any(line.startswith("  decompose  ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sample", "demo", "--prompt"),
+        ("align", "demo", "--text"),
+        ("run",),
+        ("status", "-w"),
+        ("decompose", "demo", "--recipe"),
+        ("kernels", "show"),
+        ("record",),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_wherever_they_stand(capsys, arguments):
+    ran = run_day0(capsys, *arguments, os.fsdecode(b"caf\xe9"))
+    assert ran.code == 2
+    assert ran.err == ("error: the argument caf\\xe9 is not UTF-8 text\nhint: write it in UTF-8, or rename the file\n")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device", "/full"), OSError("odd")])
+def test_what_the_machine_refuses_is_no_fault_of_day0(failing, capsys, error):
+    failing(error)
+    ran = run_day0(capsys, "one")
+    first, second = ran.err.splitlines()
+    assert ran.code == 2 and first in ("error: No space left on device: /full", "error: odd")
+    assert "TMPDIR" in second and "fault" not in ran.err
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path):
+    gone = str(tmp_path / "gone")
+    code = f"import os; os.mkdir({gone!r}); os.chdir({gone!r}); os.rmdir({gone!r}); {START}"
+    for arguments in (("status",), ("run", model_path())):
+        ran = day0_process(*arguments, code=code)
+        assert ran.code == 2 and ran.err.startswith("error: the current folder is no longer there\nhint: ")

@@ -48,6 +48,27 @@ def test_talk_goes_to_stderr_and_data_to_stdout(capsys):
     assert any(line.split() == ["b", "-", "no", "-"] for line in lines)
 
 
+def test_off_a_terminal_a_table_has_one_whole_row_a_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    words = "a sentence that is longer than any terminal " * 20
+    title = f"{words}and a title"
+    Output().table([{"why": words, "path": "/deep" * 60}, {"why": "two\nlines\tof text", "path": None}], title=title)
+    first, blank, _, _, long, short, *rest = capsys.readouterr().out.splitlines()
+    assert first == title and blank == ""
+    assert words.strip() in long and "/deep" * 60 in long
+    assert "two lines of text" in short and short.endswith("  -") and rest == [""]
+
+
+def test_on_a_terminal_a_table_keeps_to_its_width(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    Output().table([{"why": "a sentence that is longer " * 20}])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert len(lines) > 10 and max(map(len, lines)) <= 40
+
+
 def test_quiet_leaves_values_and_warnings(capsys):
     out = Output(quiet=True)
     out.table(ROWS)
