@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from day0.cli.common import Model, WorkspaceOption, command, gate
+from day0.cli.common import Model, WorkspaceOption, check_output, command, gate
 from day0.cli.output import Output
+
+if TYPE_CHECKING:
+    from day0.check.compare import Report
 
 
 @command
@@ -30,6 +33,9 @@ def check(
     """
     from day0.pipeline import RunOptions, check, open_line, store_baseline
 
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    for written in (junit, markdown, Path(summary) if summary else None, baseline if store else None):
+        check_output(written)
     line = open_line(repo, RunOptions(), workspace)
     path = baseline or line.workspace.folder / "baseline.json"
     if store:
@@ -39,6 +45,7 @@ def check(
         out.value(str(path))
         return
     report = check(line, path)
+    _write_reports(report, junit, markdown, summary)
     rows = [
         {
             "figure": c.name,
@@ -56,22 +63,18 @@ def check(
     for condition in report.conditions:
         out.warn(f"made with {condition}")
     out.document({"verdict": report.verdict, "detail": report.detail, "conditions": report.conditions, "figures": rows})
-    _write_reports(report, junit, markdown)
     gate(report.verdict)
 
 
-def _write_reports(report: object, junit: Path | None, markdown: Path | None) -> None:
+def _write_reports(report: "Report", junit: Path | None, markdown: Path | None, summary: str | None) -> None:
     from day0.artifacts.base import write_atomically
-    from day0.check.compare import Report
     from day0.check.junit import junit_xml
     from day0.check.markdown import markdown as to_markdown
 
-    assert isinstance(report, Report)
     if junit is not None:
         write_atomically(junit, junit_xml(report).encode())
     if markdown is not None:
         write_atomically(markdown, to_markdown(report).encode())
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with open(summary, "a", encoding="utf-8") as file:
             file.write(to_markdown(report))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from day0.cli.common import command
+from day0.cli.common import check_output, command
 from day0.cli.output import Output
 
 
@@ -23,10 +23,9 @@ def record(
 
     from day0.artifacts.base import write_atomically
 
+    check_output(file)
     script = files("day0.align").joinpath("record.py").read_text(encoding="utf-8")
-    out.document({"script": script})
-    if file is None:
-        out.value(script.rstrip())
-    else:
+    if file is not None:
         write_atomically(file, script.encode())
-        out.value(str(file))
+    out.document({"script": script})
+    out.value(script.rstrip() if file is None else str(file))

@@ -286,3 +286,42 @@ def test_record_writes_a_script_that_stands_alone(capsys, tmp_path):
     assert day0(capsys, "record").out == path.read_text()
     shown = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert shown.returncode == 0 and "MODULE:FUNCTION" in shown.stdout
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown", "GITHUB_STEP_SUMMARY"])
+@pytest.mark.parametrize(
+    ("path", "what"), [("missing/c.xml", "missing is no folder"), ("folder", "folder: it is a folder")]
+)
+def test_check_names_a_report_it_could_not_write_before_it_says_anything(
+    aligned, capsys, tmp_path, monkeypatch, option, path, what
+):
+    aligned(row(1e-13))
+    assert day0(capsys, "check", "--store").code == 0
+    (tmp_path / "folder").mkdir()
+    named = () if option.isupper() else (option, path)
+    if option.isupper():
+        monkeypatch.setenv(option, path)
+    ran = day0(capsys, "check", "--json", *named)
+    assert (ran.code, ran.out) == (2, "") and f"cannot write {path}" in ran.err and what in ran.err
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("record", "missing/r.py"), ("check", "--store", "--baseline", "missing/b.json")]
+)
+def test_a_named_file_makes_no_folders(aligned, capsys, tmp_path, arguments):
+    aligned(row(1e-13))
+    ran = day0(capsys, *arguments, "--json")
+    assert (ran.code, ran.out) == (2, "") and "missing is no folder" in ran.err
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown", "GITHUB_STEP_SUMMARY"])
+def test_check_prints_nothing_when_a_report_fails_to_be_written(aligned, capsys, monkeypatch, option):
+    aligned(row(1e-13))
+    assert day0(capsys, "check", "--store").code == 0
+    named = () if option.isupper() else (option, "/dev/full")
+    if option.isupper():
+        monkeypatch.setenv(option, "/dev/full")
+    ran = day0(capsys, "check", "--json", *named)
+    assert (ran.code, ran.out) == (2, "") and "No space left on device" in ran.err and len(ran.err.splitlines()) == 2
