@@ -21,7 +21,7 @@ from day0.language.recipe import find_recipe, load_recipe, recipe_hash
 from day0.repo import ModelRepo
 from day0.repo.reference_source import find_reference_source
 from day0.repo.tokenizer import TOKENIZER, eos_ids
-from day0.workspace import PACKAGE, STAGES, Stage, StageState, Workspace
+from day0.workspace import PACKAGE, STAGES, ModelChanged, Stage, StageState, Workspace
 
 DEMO = "demo"
 Trust = Literal["sandboxed", "unsandboxed"]
@@ -163,8 +163,7 @@ class Line:
         """
         ran: list[Stage] = []
         reused: list[Stage] = []
-        with self.workspace.locked():
-            self.workspace.claim()
+        with self.workspace.claimed():
             for stage in STAGES:
                 state = next(s for s in self.states() if s.stage == stage)
                 if state.state == "fresh" and not _asked_for(stage, start):
@@ -180,8 +179,7 @@ class Line:
 
     def run_one(self, stage: Stage) -> str:
         """Run one stage, whatever its state. Returns its verdict, "" for a stage without a gate."""
-        with self.workspace.locked():
-            self.workspace.claim()
+        with self.workspace.claimed():
             return self._run(stage)
 
     def package(self) -> PackageFolder:
@@ -308,15 +306,31 @@ class Line:
 def open_line(source: str | None, options: RunOptions, folder: Path | None = None) -> Line:
     """The line of a model, or, without one, of the workspace in `folder` or of the only one here.
 
-    Raises Day0Error: no such model or workspace, or a workspace of another model.
+    Raises Day0Error: no such model or workspace, or a workspace of another model, or of other files of it.
     """
+    line, changed = look_at_line(source, options, folder)
+    if changed is not None:
+        raise changed
+    return line
+
+
+def look_at_line(
+    source: str | None, options: RunOptions, folder: Path | None = None
+) -> tuple[Line, ModelChanged | None]:
+    """As `open_line`, only to look: a workspace of other files of the model is no error; the second value says so."""
     if source is None:
         found = Workspace.find(folder)
         source, folder = found.source, found.folder
         options = replace(options, revision=options.revision or found.revision)
     repo = open_model(source, revision=options.revision)
     recorded = DEMO if source == DEMO else repo.location
-    return Line(repo, Workspace.of_model(repo.name, recorded, repo.hash, folder, revision=repo.revision), options)
+    try:
+        workspace = Workspace.of_model(
+            repo.name, recorded, repo.hash, folder, revision=repo.revision, model_files=repo.file_hashes
+        )
+    except ModelChanged as changed:
+        return Line(repo, changed.workspace, options), changed
+    return Line(repo, workspace, options), None
 
 
 def _device_hash(device: str) -> str | None:

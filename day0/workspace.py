@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,10 +49,19 @@ class StageState:
     verdict: str = ""
 
 
+class ModelChanged(Day0Error):
+    """A workspace is of the model, but of other files of it. `workspace`: as it would be of the files there are now."""
+
+    def __init__(self, message: str, *, hint: str, workspace: "Workspace") -> None:
+        super().__init__(message, hint=hint)
+        self.workspace = workspace
+
+
 class Workspace:
     """A workspace folder. Build it with `Workspace.of_model` or `Workspace.open`.
 
-    `source`: where its model lies, a hub id or an absolute path; `revision`: the commit, of a hub id.
+    `source`: where its model lies, a hub id or an absolute path; `revision`: the commit, of a hub id; `model_files`:
+    file -> SHA-256 (hex) of what makes the model.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -62,26 +71,63 @@ class Workspace:
         self.model_hash = str(identity["model_hash"])
         revision = identity.get("revision")
         self.revision = None if revision is None else str(revision)
+        self.model_files: dict[str, str] = dict(identity.get("model_files", {}))
 
     @classmethod
     def of_model(
-        cls, name: str, source: str, model_hash: str, folder: Path | None = None, *, revision: str | None = None
+        cls,
+        name: str,
+        source: str,
+        model_hash: str,
+        folder: Path | None = None,
+        *,
+        revision: str | None = None,
+        model_files: Mapping[str, str] | None = None,
     ) -> "Workspace":
-        """The workspace of a model, `./<name>.day0` unless `folder` says otherwise. It is not written yet: see `claim`.
+        """The workspace of a model, `./<name>.day0` unless `folder` says otherwise. `claimed` writes it.
 
-        Raises Day0Error where the folder holds another model's workspace, or something else.
+        Raises Day0Error where the folder holds another model's workspace, or something else; ModelChanged where it
+        holds this model's, made when its files were others.
         """
         folder = folder or Path(f"{name}{SUFFIX}")
+        made = cls(
+            folder,
+            {
+                "name": name,
+                "source": source,
+                "model_hash": model_hash,
+                "revision": revision,
+                "model_files": model_files or {},
+            },
+        )
         if (folder / IDENTITY).exists():
-            found = cls.open(folder)
-            if found.model_hash != model_hash:
-                raise Day0Error(
-                    f"{folder} is the workspace of another model: {found.source} ({found.model_hash[:12]})",
-                    hint=f"choose another folder with -w, or remove {folder}",
-                )
+            cls.open(folder)._refuse_other(made)
         elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):
             raise Day0Error(f"{folder} exists and is no workspace", hint="choose another folder with -w")
-        return cls(folder, {"name": name, "source": source, "model_hash": model_hash, "revision": revision})
+        return made
+
+    def _refuse_other(self, other: "Workspace") -> None:
+        """Raise Day0Error unless `other` is of the same model as it was when this workspace was made."""
+        if other.model_hash == self.model_hash:
+            return
+        choose = f"choose another folder with -w, or remove {self.folder}"
+        if other.source != self.source:
+            raise Day0Error(
+                f"{self.folder} is the workspace of another model: {self.source} ({self.model_hash[:12]})", hint=choose
+            )
+        if other.revision != self.revision:
+            raise Day0Error(
+                f"{self.folder} was made from revision {self.revision} of {self.source}, not {other.revision}",
+                hint=choose,
+            )
+        then, now = self.model_files, other.model_files
+        changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise ModelChanged(
+            f"files of {self.source} changed since {self.folder} was made: {', '.join(changed[:5])}{more}",
+            hint=f"start over with them: {choose}; or put the files back",
+            workspace=other,
+        )
 
     @classmethod
     def open(cls, folder: Path) -> "Workspace":
@@ -107,6 +153,35 @@ class Workspace:
             raise Day0Error(f"{len(found)} workspaces stand here: {names}", hint="name one with -w, or name the model")
         raise Day0Error("no workspace stands here", hint="name the model, or a workspace with -w")
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the workspace and write whose it is. Taken away again when what runs inside fails and left nothing else.
+
+        Raises Day0Error when the folder cannot be written, or another run holds it.
+        """
+        new = not (self.folder / IDENTITY).exists()
+        missing = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
+        try:
+            with self.locked():
+                try:
+                    self.claim()
+                    yield
+                except BaseException:
+                    if new:
+                        self._unclaim()
+                    raise
+        except BaseException:
+            with suppress(OSError):  # not empty: then it holds something that stays
+                for folder in missing:
+                    folder.rmdir()
+            raise
+
+    def _unclaim(self) -> None:
+        with suppress(OSError):
+            if all(path.name in (IDENTITY, LOCK) for path in self.folder.iterdir()):
+                for name in (IDENTITY, LOCK):
+                    (self.folder / name).unlink(missing_ok=True)
+
     def claim(self) -> None:
         """Write whose workspace this is. Raises Day0Error when the folder cannot be written."""
         identity = {
@@ -114,6 +189,7 @@ class Workspace:
             "source": self.source,
             "revision": self.revision,
             "model_hash": self.model_hash,
+            "model_files": self.model_files,
             "day0_version": day0.__version__,
         }
         write_atomically(self.folder / IDENTITY, (json.dumps(identity, indent=1) + "\n").encode())
@@ -124,23 +200,36 @@ class Workspace:
 
         Raises Day0Error when another run holds it for longer than `wait_seconds`.
         """
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            handle = self._open_lock()
+            try:
+                self._wait_for_lock(handle, deadline)
+                if not self._is_the_lock(handle):  # its holder took the workspace away: see `claimed`
+                    continue
+                os.ftruncate(handle, 0)
+                os.write(handle, str(os.getpid()).encode())
+                yield
+                return
+            finally:
+                os.close(handle)
+
+    def _open_lock(self) -> int:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            return os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise Day0Error(
                 f"cannot write in {self.folder}: {error.strerror}", hint="choose another workspace with -w"
             ) from error
-        try:
-            self._wait_for_lock(handle, wait_seconds)
-            os.ftruncate(handle, 0)
-            os.write(handle, str(os.getpid()).encode())
-            yield
-        finally:
-            os.close(handle)
 
-    def _wait_for_lock(self, handle: int, wait_seconds: float) -> None:
-        deadline = time.monotonic() + wait_seconds
+    def _is_the_lock(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(self.folder / LOCK))
+        except FileNotFoundError:
+            return False
+
+    def _wait_for_lock(self, handle: int, deadline: float) -> None:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,6 +257,14 @@ class Workspace:
             files = sorted(p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
             names = [p.relative_to(self.folder).as_posix() for p in files]
         return {name: file_hash(self.folder / name) for name in names if (self.folder / name).is_file()}
+
+    def edited_files(self) -> list[str]:
+        """Files of the package, as paths in the workspace, that a user edited since generate wrote them."""
+        try:
+            manifest = Manifest.read(self.folder / PACKAGE)
+        except Day0Error:
+            return []
+        return [f"{PACKAGE}/{name}" for name in manifest.edited_files(self.folder / PACKAGE)]
 
     def produced_by(self, stage: Stage) -> Provenance | None:
         """What produced a stage's artifact; None where there is none, or it is not valid."""

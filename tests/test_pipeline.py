@@ -253,8 +253,32 @@ def test_a_workspace_remembers_its_model(quick, tmp_path):
     line.workspace.claim()
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "note": 1}))
-    with pytest.raises(Day0Error, match="workspace of another model"):
+    with pytest.raises(
+        Day0Error, match=r"files of .*copy changed since copy\.day0 was made: config\.json\n"
+    ) as refused:
         open_line(None, RunOptions(), line.workspace.folder)
+    assert "remove copy.day0" in refused.value.hint
+
+
+def test_a_first_command_that_fails_leaves_no_workspace(quick, monkeypatch, tmp_path):
+    def failing(self):
+        raise error
+
+    for error in (Day0Error("no"), KeyboardInterrupt()):
+        monkeypatch.setattr(Quick, "_decompose", failing)
+        for run in (quick().run, lambda: quick().run_one("decompose")):
+            with pytest.raises(type(error)):
+                run()
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_command_that_fails_leaves_the_workspace(quick, monkeypatch):
+    quick().run_one("decompose")
+    before = {p.name: p.read_bytes() for p in Path("demo.day0").iterdir()}
+    monkeypatch.setattr(Quick, "_map", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        quick().run()
+    assert {p.name: p.read_bytes() for p in Path("demo.day0").iterdir()} == before
 
 
 def test_two_runs_at_once(quick):

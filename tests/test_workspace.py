@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -10,7 +11,7 @@ from day0.artifacts.manifest import Manifest
 from day0.artifacts.provenance import kernel_set_hash, package_versions, produced_by
 from day0.errors import Day0Error
 from day0.mapping import MapOptions, load_device, run
-from day0.workspace import IDENTITY, STAGES, Workspace
+from day0.workspace import IDENTITY, STAGES, ModelChanged, Workspace
 from tests.mapping.inventories import inventory, operator
 
 MODEL = "a" * 64
@@ -78,6 +79,30 @@ def test_another_models_workspace_is_refused(workspace):
     assert Workspace.of_model("toy", "some/toy", MODEL, workspace.folder).folder == workspace.folder
     with pytest.raises(Day0Error, match="workspace of another model: some/toy"):
         Workspace.of_model("toy", "other/toy", "b" * 64, workspace.folder)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "named"),
+    [
+        ({"config.json": "1", "w": "1"}, {"config.json": "2", "w": "1"}, "config.json"),
+        ({"config.json": "1"}, {"config.json": "1", "model.py": "1"}, "model.py"),
+        ({"config.json": "1", "model.py": "1"}, {"config.json": "1"}, "model.py"),
+        ({}, {str(n): "1" for n in range(7)}, "0, 1, 2, 3, 4 and 2 more"),
+    ],
+)
+def test_the_same_model_with_other_files_is_told_from_another_model(tmp_path, then, now, named):
+    folder = tmp_path / "toy.day0"
+    Workspace.of_model("toy", "some/toy", MODEL, folder, model_files=then).claim()
+    with pytest.raises(ModelChanged, match=f"files of some/toy changed since .* was made: {named}\n") as told:
+        Workspace.of_model("toy", "some/toy", "b" * 64, folder, model_files=now)
+    assert told.value.workspace.model_hash == "b" * 64 and f"remove {folder}" in told.value.hint
+
+
+def test_another_revision_of_the_model_is_named(tmp_path):
+    folder = tmp_path / "toy.day0"
+    Workspace.of_model("toy", "some/toy", MODEL, folder, revision="one").claim()
+    with pytest.raises(Day0Error, match="made from revision one of some/toy, not two"):
+        Workspace.of_model("toy", "some/toy", "b" * 64, folder, revision="two")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
@@ -225,6 +250,69 @@ def test_a_killed_run_leaves_no_lock(workspace):
         holder.communicate(timeout=60)
     with workspace.locked(wait_seconds=5):
         pass
+
+
+def test_a_new_workspace_that_nothing_was_written_in_goes_with_its_folders(tmp_path):
+    made = Workspace(tmp_path / "deep" / "er" / "toy.day0", IDENTITY_OF_TOY)
+    with pytest.raises(ZeroDivisionError):
+        with made.claimed():
+            raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with made.claimed():
+        pass
+    assert Workspace.open(made.folder).name == "toy"
+
+
+@pytest.mark.parametrize("what", ["an artifact", "an older workspace", "a folder of the user's"])
+def test_a_failed_command_takes_nothing_away_but_what_it_made(tmp_path, what):
+    made = Workspace(tmp_path / "toy.day0", IDENTITY_OF_TOY)
+    if what == "an older workspace":
+        made.claim()
+    elif what == "a folder of the user's":
+        made.folder.mkdir()
+    with pytest.raises(ZeroDivisionError):
+        with made.claimed():
+            if what == "an artifact":
+                (made.folder / "inventory.json").write_text("{}")
+            raise ZeroDivisionError
+    left = {p.name for p in made.folder.iterdir()}
+    assert (
+        left
+        == {
+            "an artifact": {".lock", "workspace.json", "inventory.json"},
+            "an older workspace": {".lock", "workspace.json"},
+            "a folder of the user's": set(),
+        }[what]
+    )
+
+
+def test_who_waited_for_a_workspace_that_was_taken_away_locks_the_new_one(tmp_path):
+    first, second = (Workspace(tmp_path / "toy.day0", IDENTITY_OF_TOY) for _ in range(2))
+    waiting = threading.Event()
+    wait_for_lock = second._wait_for_lock
+
+    def waits(handle, deadline):
+        waiting.set()
+        wait_for_lock(handle, deadline)
+
+    second._wait_for_lock = waits
+    held = []
+
+    def hold():
+        with second.locked():
+            with pytest.raises(Day0Error, match="in use"):
+                with Workspace(tmp_path / "toy.day0", IDENTITY_OF_TOY).locked(wait_seconds=0.1):
+                    pass
+            held.append(second.folder.is_dir())
+
+    thread = threading.Thread(target=hold)
+    with pytest.raises(ZeroDivisionError):
+        with first.claimed():
+            thread.start()
+            assert waiting.wait(60)
+            raise ZeroDivisionError
+    thread.join(60)
+    assert held == [True]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_not_a_crash(tmp_path):

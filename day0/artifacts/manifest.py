@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import ValidationError
 
 from day0.artifacts.base import Provenance, Record
+from day0.artifacts.provenance import file_hash
 from day0.errors import Day0Error
 
 
@@ -45,3 +46,7 @@ class Manifest(Record):
     def missing_files(self, folder: Path) -> list[str]:
         """Files that generate wrote and that are no longer in `folder`."""
         return [name for name in self.files if not (folder / name).is_file()]
+
+    def edited_files(self, folder: Path) -> list[str]:
+        """Files in `folder` whose content is no longer what generate wrote."""
+        return [n for n, digest in self.files.items() if (folder / n).is_file() and file_hash(folder / n) != digest]

@@ -1,6 +1,5 @@
 """The package folder: swapped in whole, never over a user's edits."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from day0.artifacts.base import write_atomically
 from day0.artifacts.manifest import Manifest
+from day0.artifacts.provenance import file_hash
 from day0.errors import Day0Error
 
 
@@ -20,8 +20,7 @@ def edited_files(folder: Path, names: Iterable[str] = ()) -> list[str]:
     """
     if not (folder / Manifest.FILE).is_file():
         return [name for name in names if (folder / name).is_file()]
-    written = Manifest.read(folder).files
-    return [n for n, digest in written.items() if (folder / n).is_file() and sha256(folder / n) != digest]
+    return Manifest.read(folder).edited_files(folder)
 
 
 def write_package(folder: Path, contents: Mapping[str, str], facts: Mapping[str, Any], *, force: bool) -> None:
@@ -47,7 +46,7 @@ def write_package(folder: Path, contents: Mapping[str, str], facts: Mapping[str,
             shutil.copytree(folder, new, ignore=shutil.ignore_patterns("__pycache__", *_generated(folder)))
         for name, text in contents.items():
             write_atomically(new / name, text.encode())
-        digests = {name: sha256(new / name) for name in contents}
+        digests = {name: file_hash(new / name) for name in contents}
         write_atomically(new / Manifest.FILE, (json.dumps({**facts, "files": digests}, indent=1) + "\n").encode())
         if folder.exists():
             folder.rename(old)
@@ -63,10 +62,6 @@ def recover(folder: Path) -> None:
     if old.is_dir() and not folder.exists():
         old.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _generated(folder: Path) -> list[str]:

@@ -183,25 +183,28 @@ class ModelRepo:
         return read_tensor_headers(self.files, self.file_names, headers_only=self.headers_only)
 
     @cached_property
-    def hash(self) -> str:
-        """SHA-256 (hex) that tells models apart: config, tokenizer, code, headers, and which weights these are.
+    def file_hashes(self) -> dict[str, str]:
+        """SHA-256 (hex) of every file that makes this model: config, tokenizer, code, weights.
 
-        Weights are never read whole: a hub repo's commit names them, a folder's are sampled (see `_sample`).
+        Weights are never read whole: their headers count, and in a folder samples of their data (see `_sample`).
         """
-        digest = hashlib.sha256()
         optional = {GENERATION_CONFIG, CHAT_TEMPLATE, *self.tokenizer_files, *self.python_files}
-        for path in sorted({CONFIG, *(optional & self.file_names)}):
-            content = hashlib.sha256(self.files.read_bytes(path)).hexdigest()
-            digest.update(json.dumps([path, content]).encode())
+        paths = sorted({CONFIG, *(optional & self.file_names)})
+        hashes = {path: hashlib.sha256(self.files.read_bytes(path)).hexdigest() for path in paths}
+        weights = {path: hashlib.sha256() for path in self.weight_files}
         for tensor in self.tensors.values():
-            row = [tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.start, tensor.end]
-            digest.update(json.dumps(row).encode())
-        if self.revision is not None:
-            digest.update(self.revision.encode())
-        elif not self.headers_only:
-            for path in self.weight_files:
+            row = [tensor.name, tensor.dtype, tensor.shape, tensor.start, tensor.end]
+            weights[tensor.file].update(json.dumps(row).encode())
+        for path, digest in weights.items():
+            if self.revision is None and not self.headers_only:
                 self._sample(path, digest.update)
-        return digest.hexdigest()
+            hashes[path] = digest.hexdigest()
+        return hashes
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) that tells models apart, by their files; on the hub the commit names the weights."""
+        return hashlib.sha256(json.dumps([self.revision, sorted(self.file_hashes.items())]).encode()).hexdigest()
 
     def _sample(self, path: str, update: Callable[[bytes], None]) -> None:
         """Feeds blocks spread evenly over a weight file's data: other weights of the same shapes differ in them."""

@@ -229,6 +229,33 @@ def test_status_without_its_model_says_so(tmp_path, monkeypatch, capsys):
     assert day0(capsys, "status", "toy", "-w", "toy.day0").code == 2
 
 
+def test_status_names_edited_files(aligned, line, capsys):
+    assert "edited" not in day0(capsys, "status").out
+    assert day0(capsys, "status", "--json").json["edited"] == []
+    model = line.workspace.folder / "package" / "model.py"
+    model.write_text(model.read_text() + "# mine\n")
+    ran = day0(capsys, "status")
+    assert ran.code == 0 and "edited since it was generated: package/model.py" in ran.out
+    assert day0(capsys, "status", "--json").json["edited"] == ["package/model.py"]
+
+
+def test_status_of_a_model_whose_files_changed_shows_every_stage_stale(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_path(), tmp_path / "toy")
+    made = open_line("toy", RunOptions())
+    made.workspace.claim()
+    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
+    held.model_copy(update={"produced_by": made.expected("decompose")}).write(made.workspace.folder)
+    config = json.loads((tmp_path / "toy" / "config.json").read_text())
+    (tmp_path / "toy" / "config.json").write_text(json.dumps({**config, "note": 1}))
+    for named in ((), ("toy",)):
+        ran = day0(capsys, "status", *named)
+        assert ran.code == 0 and "toy changed since toy.day0 was made: config.json" in ran.err
+        assert "the model changed" in ran.out
+    ran = day0(capsys, "map")
+    assert ran.code == 2 and ran.err.startswith("error: files of ") and "remove toy.day0" in ran.err
+
+
 def test_check_stores_then_holds_then_fails(aligned, line, capsys, tmp_path, monkeypatch):
     aligned(row(1e-13))
     before = day0(capsys, "check", "demo")

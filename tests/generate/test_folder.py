@@ -62,7 +62,7 @@ def test_a_killed_run_leaves_the_old_package(package, monkeypatch, moment):
         raise Killed
 
     if moment == "before the swap":
-        monkeypatch.setattr(package_folder, "sha256", die)
+        monkeypatch.setattr(package_folder, "file_hash", die)
     else:
         # the old package is moved away first: let that rename pass and die at the second
         rename, calls = type(package).rename, []
