@@ -286,6 +286,7 @@ class Line:
         from day0.align.stage import Options, run
 
         folder = self.workspace.folder
+        _refuse_without_weights(self.repo, folder / PACKAGE, "align")
         o = self.options
         options = Options(greedy_tokens=o.greedy_tokens, texts=o.texts, seed=o.seed, golden=o.golden, stream=o.stream)
         inventory = Inventory.read(folder)
@@ -339,6 +340,15 @@ def _device_hash(device: str) -> str | None:
     return file_hash(path) if path.suffix in (".yaml", ".yml") and path.is_file() else None
 
 
+def _refuse_without_weights(repo: ModelRepo, package: Path, what: str) -> None:
+    """Raise Day0Error where `what` would read weights that the repo does not have."""
+    if not repo.has_weights and not Manifest.read(package).dummy_weights:
+        raise Day0Error(
+            f"{what} needs weights, and {repo.source} holds none: decompose, map and generate go without",
+            hint="add its .safetensors files, or make a package of random weights: day0 generate --dummy-weights",
+        )
+
+
 def _asked_for(stage: Stage, start: Stage | None) -> bool:
     return start is not None and STAGES.index(stage) >= STAGES.index(start)
 
@@ -369,6 +379,7 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
     from day0.engine.threads import threads_for
 
     package = line.package()
+    _refuse_without_weights(line.repo, package.folder, "sample")
     tokenizer = line.repo.tokenizer if TOKENIZER in line.repo.file_names else None
     stop = eos_ids(line.repo.generation_config, line.repo.config)
     chosen = dtype or Plan.read(package.folder).dtype

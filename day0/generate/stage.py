@@ -13,7 +13,7 @@ from day0.errors import Day0Error
 from day0.generate.folder import write_package
 from day0.generate.render import environment, render_model
 from day0.generate.weight_file import dump_weight_file
-from day0.language.program import apply_recipe
+from day0.language.program import Program, apply_recipe
 from day0.language.recipe import Recipe, load_recipe, recipe_hash, write_recipe
 from day0.repo import ModelRepo
 
@@ -44,15 +44,15 @@ def run(
     """Write `workspace/package`; `produced_by` goes into its manifest.
 
     Raises Day0Error: no recipe, or another than the inventory's; an operator that nothing computes; a tensor missing,
-    unclaimed or mis-shaped; a user's edit in the way.
+    unclaimed or mis-shaped; more layers than there are; a user's edit in the way.
     """
     recipe = _recipe(inventory)
     _refuse_unknown_operators(inventory, plan)
     _refuse_broken_weights(inventory, options)
-    program = apply_recipe(recipe, repo.config, repo.tensors, layers=options.layers)
+    whole = apply_recipe(recipe, repo.config, repo.tensors)
+    program = _first_layers(whole, inventory.model, recipe, repo, options.layers)
     recipe_text = write_recipe(recipe)
     config_text = json.dumps(repo.config, indent=1, sort_keys=True) + "\n"
-    whole = apply_recipe(recipe, repo.config, repo.tensors) if options.layers is not None else program
     labels = _labels(options, len(program.layers), len(whole.layers))
     title = f"{inventory.model}: {len(program.layers)} layers"
     contents = {
@@ -81,6 +81,15 @@ def run(
     folder = workspace / PACKAGE
     write_package(folder, contents, facts, force=options.force)
     return Generated(folder, tuple(contents), labels)
+
+
+def _first_layers(whole: Program, model: str, recipe: Recipe, repo: ModelRepo, layers: int | None) -> Program:
+    """The program of the first `layers`; the whole one for None. Raises Day0Error where the model has fewer."""
+    if layers is None:
+        return whole
+    if layers > len(whole.layers):
+        raise Day0Error(f"{model} has {len(whole.layers)} layers, not {layers}", hint="lower --layers, or leave it out")
+    return apply_recipe(recipe, repo.config, repo.tensors, layers=layers)
 
 
 def _recipe(inventory: Inventory) -> Recipe:

@@ -161,6 +161,28 @@ def test_generate_lists_its_files_and_keeps_edits(line, capsys):
     assert not model.read_text().endswith("# mine\n")
 
 
+def test_more_layers_than_there_are_are_refused(aligned, line, capsys):
+    assert day0(capsys, "generate", "--layers", "8", "--json").json["labels"] == []
+    ran = day0(capsys, "generate", "demo", "--layers", "999")
+    assert ran.code == 2 and ran.err.startswith("error: demo has 8 layers, not 999\n")
+
+
+def test_what_needs_weights_says_so_where_there_are_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_path(), tmp_path / "toy", ignore=shutil.ignore_patterns("*.safetensors*"))
+    made = open_line("toy", RunOptions())
+    made.workspace.claim()
+    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
+    held.model_copy(update={"produced_by": made.expected("decompose")}).write(made.workspace.folder)
+    assert day0(capsys, "map").code == day0(capsys, "generate").code == 0
+    for arguments in (("align",), ("align", "--stream"), ("sample", "--prompt-ids", "5"), ("run",)):
+        ran = day0(capsys, *arguments)
+        stage = "sample" if "sample" in arguments else "align"
+        assert ran.code == 2 and f"error: {stage} needs weights, and " in ran.err and "--dummy-weights" in ran.err
+    assert day0(capsys, "generate", "--dummy-weights").code == 0
+    assert day0(capsys, "sample", "--prompt-ids", "5", "--max-tokens", "1").code == 0
+
+
 def test_sample_continues_a_prompt(line, capsys):
     day0(capsys, "map", "demo")
     day0(capsys, "generate", "demo")
