@@ -1,7 +1,7 @@
 """The kind `recurrence`: the matrix-state recurrences of linear attention and state space models."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.recurrence.contract import TORCH, TORCH_CHUNKED
+from day0.kernels.recurrence.contract import TORCH, TORCH_CHUNKED, TRITON
 from day0.kernels.recurrence.cost import cost
 from day0.kernels.recurrence.schema import RecurrenceAttributes, state, weights
 
@@ -13,6 +13,7 @@ KIND = Kind(
     weights=weights,
     cost=cost,
     implementations=(
+        Implementation("triton", "day0.kernels.recurrence.triton_fused", TRITON),
         Implementation("torch", "day0.kernels.recurrence.reference", TORCH),
         Implementation("torch_chunked", "day0.kernels.recurrence.chunked", TORCH_CHUNKED),
     ),

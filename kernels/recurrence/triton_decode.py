@@ -1,0 +1,323 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Recurrent decode in one launch: short convolution, gates, norms, state update and read, gated output norm.
+
+Per sequence and value head, with the state S [Dk, Dv] in registers:
+
+    q, k, v <- act(conv(.))              optional: causal short convolution over the window state
+    q, k    <- l2 norms; q <- scale q
+    S'      =  exp(g) S
+    u       =  beta (v - k^T S'), or beta v without the delta rule
+    S       <- S' + k u^T
+    y       =  q^T S' + (q . k) u + D v  (= q^T S + D v: both reads of the decayed state share one pass)
+    y       <- norm(y) gated             optional
+
+The algebra is the reference's (arXiv 2412.06464, 2510.26692, 2405.21060, 2401.04658). A step moves the state twice and
+little else: 2 * 4 * Dk * Dv bytes a head against some 2 KB of inputs. So only the state's bytes matter, and every other
+piece is done here because here it costs no launch.
+
+A program owns one tile of columns of one head of one sequence. Value heads that share a key head, and tiles of one
+head, read the same channels of the convolution's window; the last of them to have read (a ticket counts them) writes
+the new window and puts its ticket back to zero.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from day0.kernels.common.triton_launch import INTERPRETED, next_power_of_2, require, require_tensor
+from day0.kernels.common.triton_tuning import Config, Space, size_bucket
+from day0.kernels.interface.batch import Batch
+from day0.kernels.recurrence.schema import RecurrenceAttributes
+from day0.kernels.recurrence.triton_pieces import (
+    ACTIVATIONS,
+    KERNEL,
+    OutputNorm,
+    ShortConv,
+    conv_arguments,
+    finish,
+    load_log_decay,
+    load_port,
+    norm_arguments,
+    store_window,
+)
+
+# `tile`: elements of the state in one program's registers; more programs for small batches, more bytes in flight each.
+SPACE = Space(
+    KERNEL,
+    __file__,
+    (
+        {"tile": 16384, "num_warps": 8},
+        {"tile": 16384, "num_warps": 16},
+        {"tile": 16384, "num_warps": 4},
+        {"tile": 8192, "num_warps": 8},
+        {"tile": 8192, "num_warps": 4},
+        {"tile": 4096, "num_warps": 4},
+        {"tile": 2048, "num_warps": 2},
+    ),
+)
+STATES = (torch.float32, torch.bfloat16)
+MAX_HEAD_DIM = 256
+# The most state elements a program can hold: with 16 warps 64 registers of a thread.
+MAX_TILE = 32768
+
+
+def workspace(a: RecurrenceAttributes, sequences: int, device: torch.device | str) -> Tensor:
+    """Tickets for launches with a convolution, [sequences, key heads]; zero before the first launch, and after each."""
+    return torch.zeros(sequences, a.key_heads, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def state_offsets(slot, slot_stride, head, rows, columns, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Offsets [rows, columns] into the pool, 64 bits: slots * Hv * Dk * Dv soon exceeds 2^31."""
+    base = slot.to(tl.int64) * slot_stride + head * (KEY_DIM * VALUE_DIM)
+    return base + rows[:, None] * VALUE_DIM + columns[None, :]
+
+
+@triton.jit
+def decode_kernel(
+    q, k, v, decay, beta, gate, out, state, window, conv_weight, conv_bias, A_log, dt_bias, D, norm_weight,
+    cu_seqlens, context_lens, slots, accepted, tickets,
+    q_row, k_row, v_row, decay_row, beta_row, gate_row, out_row, state_slot, window_slot,
+    scale, qk_norm_eps, lower_bound, slope_scale, step_min, step_max, beta_scale, norm_eps,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    DELTA_RULE: tl.constexpr, DECAY: tl.constexpr, DECAY_FORM: tl.constexpr, BETA: tl.constexpr, QK_NORM: tl.constexpr,
+    SKIP: tl.constexpr,
+    TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr, CONV_BIAS: tl.constexpr, CONV_ACTIVATION: tl.constexpr,
+    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr,
+    NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
+    SINGLE: tl.constexpr, LIMITED: tl.constexpr, OUTPUT: tl.constexpr, COMMIT: tl.constexpr,
+):  # fmt: skip
+    """SINGLE: at most one token a sequence; LIMITED: its first `accepted` tokens only; COMMIT: write state, window."""
+    TILES: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
+    GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    WINDOW: tl.constexpr = TAPS - 1
+    program = tl.program_id(0)
+    head = program // TILES % VALUE_HEADS
+    sequence = program // (TILES * VALUE_HEADS)
+    start = tl.load(cu_seqlens + sequence)
+    tokens = tl.load(cu_seqlens + sequence + 1) - start
+    if LIMITED:
+        tokens = tl.minimum(tokens, tl.load(accepted + sequence))
+    if tokens <= 0:
+        return
+    context = tl.load(context_lens + sequence)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    key_head = head // GROUP
+    rows = tl.arange(0, BLOCK_K)
+    columns = program % TILES * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_row = rows < KEY_DIM
+    is_column = columns < VALUE_DIM
+    is_state = is_row[:, None] & is_column[None, :]
+    # The state first: nothing else takes as long to arrive.
+    state_at = state + state_offsets(slot, state_slot, head, rows, columns, KEY_DIM, VALUE_DIM)
+    known = (rows < tl.where(context > 0, KEY_DIM, 0))[:, None] & is_column[None, :]
+    s = tl.load(state_at, mask=known, other=0.0).to(tl.float32)
+
+    q_at = key_head * KEY_DIM
+    v_at = head * VALUE_DIM
+    # Channels of this head in the convolution: its weights, and its window in the sequence's slot.
+    own_window = window + slot * window_slot
+    q_window = own_window + (Q_AT + q_at) * WINDOW
+    k_window = own_window + (K_AT + q_at) * WINDOW
+    v_window = own_window + (V_AT + v_at) * WINDOW
+    q_taps = tl.zeros([BLOCK_K, TAPS_BLOCK], q.dtype.element_ty)
+    k_taps = tl.zeros([BLOCK_K, TAPS_BLOCK], k.dtype.element_ty)
+    v_taps = tl.zeros([BLOCK_V, TAPS_BLOCK], v.dtype.element_ty)
+    # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
+    for i in range(0, 1 if SINGLE else tokens):
+        row = start + i
+        keys, k_taps = load_port(
+            k + q_at, k_row, start, row, context, k_window, conv_weight + (K_AT + q_at) * TAPS, conv_bias + K_AT + q_at,
+            rows, is_row, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+        )  # fmt: skip
+        queries, q_taps = load_port(
+            q + q_at, q_row, start, row, context, q_window, conv_weight + (Q_AT + q_at) * TAPS, conv_bias + Q_AT + q_at,
+            rows, is_row, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+        )  # fmt: skip
+        values, v_taps = load_port(
+            v + v_at, v_row, start, row, context, v_window, conv_weight + (V_AT + v_at) * TAPS, conv_bias + V_AT + v_at,
+            columns, is_column, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+        )  # fmt: skip
+        g, step = load_log_decay(
+            decay, decay_row, row, A_log, dt_bias, head, rows, is_row, lower_bound, slope_scale, step_min, step_max,
+            DECAY, DECAY_FORM, VALUE_HEADS, KEY_DIM,
+        )  # fmt: skip
+        if QK_NORM:
+            keys *= tl.rsqrt(tl.sum(keys * keys, 0) + qk_norm_eps)
+            queries *= tl.rsqrt(tl.sum(queries * queries, 0) + qk_norm_eps)
+        queries *= scale
+        s *= tl.exp(g)[:, None]
+        u = values * step
+        if DELTA_RULE:
+            u -= tl.sum(s * keys[:, None], 0)
+        if BETA != "none":
+            strength = tl.load(beta + row * beta_row + head).to(tl.float32)
+            u *= beta_scale * tl.sigmoid(strength) if BETA == "sigmoid" else strength
+        if OUTPUT:
+            o = tl.sum(s * queries[:, None], 0) + tl.sum(queries * keys, 0) * u
+            if SKIP:
+                o += tl.load(D + head).to(tl.float32) * values
+            o = finish(
+                o, gate + row * gate_row + v_at, norm_weight, columns, is_column, norm_eps, VALUE_DIM,
+                NORM, NORM_WEIGHT, GATE, GATE_FIRST,
+            )  # fmt: skip
+            tl.store(out + row * out_row + v_at + columns, o.to(out.dtype.element_ty), mask=is_column)
+        s += keys[:, None] * u[None, :]
+
+    if COMMIT:
+        tl.store(state_at, s.to(state.dtype.element_ty), mask=is_state)
+        if TAPS > 0:
+            # Threads of this program hold copies of the window's channels: all have to have read before one writes.
+            tl.debug_barrier()
+            store_window(v_window, v_taps, columns, is_column, TAPS, TAPS_BLOCK)
+            if GROUP * TILES == 1:
+                store_window(q_window, q_taps, rows, is_row, TAPS, TAPS_BLOCK)
+                store_window(k_window, k_taps, rows, is_row, TAPS, TAPS_BLOCK)
+            else:
+                ticket = tickets + sequence * KEY_HEADS + key_head
+                if tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP * TILES - 1:
+                    store_window(q_window, q_taps, rows, is_row, TAPS, TAPS_BLOCK)
+                    store_window(k_window, k_taps, rows, is_row, TAPS, TAPS_BLOCK)
+                    tl.store(ticket, 0)
+
+
+def bucket(a: RecurrenceAttributes, sequences: int, *, norm: bool) -> tuple[int | str, ...]:
+    """Launches that share a tuned configuration."""
+    return (size_bucket(sequences), a.value_heads, a.key_dim, a.value_dim, "norm" if norm else "plain")
+
+
+def launch(
+    a: RecurrenceAttributes,
+    q: Tensor,  # [N, Hk * Dk]; with `conv`, q, k and v are its inputs, views of one tensor or not
+    k: Tensor,  # [N, Hk * Dk]
+    v: Tensor,  # [N, Hv * Dv]
+    decay: Tensor | None,  # [N, Hv] or [N, Hv * Dk]
+    beta: Tensor | None,  # [N, Hv]
+    *,
+    A_log: Tensor | None = None,  # [Hv]
+    dt_bias: Tensor | None = None,  # [Hv] or [Hv * Dk]
+    D: Tensor | None = None,  # [Hv]
+    batch: Batch,
+    state: Tensor,  # [slots, Hv, Dk, Dv] float32 or bfloat16, updated in place where `commit`
+    out: Tensor | None,  # [N, Hv * Dv], written; None: only the state moves
+    conv: ShortConv | None = None,
+    norm: OutputNorm | None = None,
+    tickets: Tensor | None = None,  # `workspace`, for a convolution whose channels several programs read
+    accepted: Tensor | None = None,  # [S]: run over the first so many tokens of each sequence only
+    commit: bool = True,
+    config: Config | None = None,
+) -> None:
+    """Runs each sequence's new tokens one after the other, in one launch. Rows past cu_seqlens[S] are not touched, and
+    a sequence without tokens touches nothing; phase "decode" takes at most one token a sequence.
+
+    Raises ContractError, before anything runs, on what the kernel cannot take.
+    """
+    n, sequences = q.shape[0], batch.sequences
+    _require_ports(a, q, k, v, decay, beta, A_log, dt_bias, D, outputs=out is not None)
+    single = batch.phase == "decode" and accepted is None
+    require(not single or n <= sequences, KERNEL, "at most one token a sequence in decode")
+    require_tensor(KERNEL, "state", state, (None, a.value_heads, a.key_dim, a.value_dim), STATES)
+    require(state[:1].is_contiguous(), KERNEL, "a state whose slots are contiguous")
+    require(q.is_cuda or INTERPRETED, KERNEL, "a CUDA device")
+    require(norm is None or out is not None, KERNEL, "an output to normalise")
+    if out is not None:
+        require_tensor(KERNEL, "out", out, (n, a.value_heads * a.value_dim), ACTIVATIONS)
+    if accepted is not None:
+        require_tensor(KERNEL, "accepted", accepted, (sequences,), (torch.int64, torch.int32))
+    chosen = config or SPACE.config(bucket(a, sequences, norm=norm is not None))
+    block_k, block_v = block_sizes(a, chosen, whole=norm is not None)
+    tiles = -(-a.value_dim // block_v)
+    shared = commit and tiles * (a.value_heads // a.key_heads) > 1
+    pieces = conv_arguments(a, n, conv, q, tickets, sequences, shared=shared)
+    pieces |= norm_arguments(a, n, norm, q)
+    grid = (sequences * a.value_heads * tiles,)
+    if sequences == 0:
+        return
+    decode_kernel[grid](
+        q, k, v,
+        q if decay is None else decay,
+        q if beta is None else beta,
+        out=q if out is None else out,
+        state=state,
+        A_log=q if A_log is None else A_log,
+        dt_bias=q if dt_bias is None else dt_bias,
+        D=q if D is None else D,
+        cu_seqlens=batch.cu_seqlens,
+        context_lens=batch.context_lens,
+        slots=batch.slots,
+        accepted=batch.slots if accepted is None else accepted,
+        q_row=q.stride(0),
+        k_row=k.stride(0),
+        v_row=v.stride(0),
+        decay_row=0 if decay is None else decay.stride(0),
+        beta_row=0 if beta is None else beta.stride(0),
+        out_row=0 if out is None else out.stride(0),
+        state_slot=state.stride(0),
+        scale=float(a.key_dim**-0.5 if a.scale is None else a.scale),
+        qk_norm_eps=a.qk_norm_eps,
+        lower_bound=a.lower_bound,
+        slope_scale=a.slope_scale,
+        step_min=a.time_step_min,
+        step_max=float("inf") if a.time_step_max is None else a.time_step_max,
+        beta_scale=a.beta_scale,
+        KEY_HEADS=a.key_heads,
+        VALUE_HEADS=a.value_heads,
+        KEY_DIM=a.key_dim,
+        VALUE_DIM=a.value_dim,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        DELTA_RULE=a.delta_rule,
+        DECAY=a.decay,
+        DECAY_FORM=a.decay_form,
+        BETA=a.beta,
+        QK_NORM=a.qk_norm == "l2",
+        SKIP=a.skip,
+        SINGLE=single,
+        LIMITED=accepted is not None,
+        OUTPUT=out is not None,
+        COMMIT=commit,
+        num_warps=chosen["num_warps"],
+        **pieces,
+    )  # fmt: skip
+
+
+def block_sizes(a: RecurrenceAttributes, config: Config, *, whole: bool) -> tuple[int, int]:
+    """Rows and columns of a program's tile; `whole`: all columns, since a norm needs the whole head."""
+    block_k, full = next_power_of_2(a.key_dim), next_power_of_2(a.value_dim)
+    require(not whole or block_k * full <= MAX_TILE, KERNEL, f"at most {MAX_TILE} state elements a head with a norm")
+    return block_k, full if whole else max(1, min(full, config["tile"] // block_k))
+
+
+def _require_ports(
+    a: RecurrenceAttributes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    D: Tensor | None,
+    *,
+    outputs: bool,
+) -> None:
+    require(max(a.key_dim, a.value_dim) <= MAX_HEAD_DIM, KERNEL, f"head dims of at most {MAX_HEAD_DIM}")
+    n = q.shape[0]
+    keys, values = (n, a.key_heads * a.key_dim), (n, a.value_heads * a.value_dim)
+    require_tensor(KERNEL, "q", q, keys, ACTIVATIONS)
+    require_tensor(KERNEL, "k", k, keys, (q.dtype,))
+    require_tensor(KERNEL, "v", v, values, (q.dtype,))
+    owned = a.decay_width > 0 and a.decay_form != "given"
+    optional = (
+        ("decay", decay, (n, a.decay_width), a.decay_width > 0),
+        ("beta", beta, (n, a.value_heads), a.beta != "none"),
+        ("A_log", A_log, (a.value_heads,), owned),
+        ("dt_bias", dt_bias, (a.decay_width,), owned),
+        ("D", D, (a.value_heads,), a.skip and outputs),
+    )
+    for name, x, shape, wanted in optional:
+        require((x is not None) == wanted, KERNEL, f"{name}" if wanted else f"no {name}, as its attributes have none")
+        if x is not None:
+            require_tensor(KERNEL, name, x, shape, ACTIVATIONS)

@@ -1,0 +1,232 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""What the recurrent decode kernel does before and after the state: short convolution, decay gate, gated output norm.
+
+Each piece is optional at compile time. A pointer that a variant does not use is some tensor that the launch has anyway.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
+from day0.kernels.recurrence.schema import RecurrenceAttributes
+
+KERNEL = "recurrence.decode"
+ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """The causal short convolution in front of q, k and v: its C channels hold q, k and v from `starts` on.
+
+    y_t = act(bias + sum_j weight_j x_{t - K + 1 + j}); `window` [slots, C, K - 1] holds the last inputs, oldest first,
+    and is updated in place.
+    """
+
+    weight: Tensor  # [C, K]
+    window: Tensor
+    starts: tuple[int, int, int]
+    bias: Tensor | None = None  # [C]
+    activation: Literal["none", "silu"] = "silu"
+
+
+@dataclass(frozen=True)
+class OutputNorm:
+    """RMS norm of each head's output over its Dv channels, and its gate.
+
+    y = act(gate) * w * o / rms(o), or w * (o act(gate)) / rms(o act(gate)) with `gate_order` "before_norm".
+    """
+
+    eps: float
+    weight: Tensor | None = None  # [Dv]
+    one_plus: bool = False  # the weight is 1 + `weight`
+    gate: Tensor | None = None  # [N, Hv * Dv]
+    activation: Literal["none", "silu", "sigmoid"] = "none"
+    gate_order: Literal["after_norm", "before_norm"] = "after_norm"
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), with the rounding of 1 + y taken out of log(1 + y) so that small results keep their digits."""
+    y = tl.exp(-tl.abs(x))
+    u = 1.0 + y
+    rounded = tl.where(u == 1.0, 1.0, u - 1.0)
+    return tl.maximum(x, 0.0) + tl.where(u == 1.0, y, tl.log(u) * (y / rounded))
+
+
+@triton.jit
+def activate(x, NAME: tl.constexpr):
+    if NAME == "silu":
+        x = x * tl.sigmoid(x)
+    elif NAME == "sigmoid":
+        x = tl.sigmoid(x)
+    return x
+
+
+@triton.jit
+def load_port(
+    x, row_stride, start, row, context, window, weight, bias, channels, known,
+    TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """One token's channels of a port, float32, and the inputs its taps met, [channels, TAPS_BLOCK] (zeros without).
+
+    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot.
+    """
+    if TAPS == 0:
+        values = tl.load(x + row * row_stride + channels, mask=known, other=0.0).to(tl.float32)
+        inputs = tl.zeros([channels.shape[0], TAPS_BLOCK], x.dtype.element_ty)
+    else:
+        taps = tl.arange(0, TAPS_BLOCK)
+        at = row - start - (TAPS - 1) + taps  # among the step's tokens; before them: in the window
+        is_tap = known[:, None] & (taps < TAPS)[None, :]
+        new = tl.load(
+            x + (start + at)[None, :] * row_stride + channels[:, None], mask=is_tap & (at >= 0)[None, :], other=0.0
+        )
+        old = tl.load(
+            window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)[None, :],
+            mask=is_tap & (at < tl.where(context > 0, 0, -TAPS))[None, :],
+            other=0.0,
+        )
+        inputs = tl.where((at >= 0)[None, :], new, old.to(new.dtype))
+        w = tl.load(weight + channels[:, None] * TAPS + taps[None, :], mask=is_tap, other=0.0)
+        values = tl.sum(inputs.to(tl.float32) * w.to(tl.float32), 1)
+        if BIAS:
+            values += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
+        values = activate(values, ACTIVATION)
+    return values, inputs
+
+
+@triton.jit
+def store_window(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
+    """The last token's inputs but the oldest are the next step's window."""
+    taps = tl.arange(0, TAPS_BLOCK)
+    kept = known[:, None] & ((taps >= 1) & (taps < TAPS))[None, :]
+    tl.store(window + channels[:, None] * (TAPS - 1) + (taps - 1)[None, :], inputs, mask=kept)
+
+
+@triton.jit
+def load_log_decay(
+    decay, row_stride, row, A_log, dt_bias, head, channels, known, lower_bound, slope_scale, step_min, step_max,
+    DECAY: tl.constexpr, FORM: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+):  # fmt: skip
+    """One token's log decay [channels] of a head, float32, and the time step that multiplies its value."""
+    step = 1.0
+    g = tl.zeros([channels.shape[0]], tl.float32)
+    if DECAY == "constant":
+        g -= slope_scale * tl.exp2(-8.0 * (head + 1).to(tl.float32) / VALUE_HEADS)
+    elif DECAY != "none":
+        at = head * KEY_DIM + channels if DECAY == "per_channel" else head + channels * 0
+        f = tl.load(decay + row * row_stride + at, mask=known, other=0.0).to(tl.float32)
+        if FORM != "given":
+            f += tl.load(dt_bias + at, mask=known, other=0.0).to(tl.float32)
+            rate = tl.exp(tl.load(A_log + head).to(tl.float32))
+        if FORM == "given":
+            g = f
+        elif FORM == "bounded_sigmoid":
+            g = lower_bound * tl.sigmoid(rate * f)
+        elif FORM == "softplus":
+            g = -rate * softplus(f)
+        else:
+            # Every channel holds the head's one time step.
+            steps = tl.minimum(tl.maximum(softplus(f), step_min), step_max)
+            g = -rate * steps
+            step = tl.max(tl.where(known, steps, 0.0), 0)
+    return g, step
+
+
+@triton.jit
+def finish(
+    o, gate, norm_weight, columns, known, norm_eps, VALUE_DIM: tl.constexpr,
+    NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
+):  # fmt: skip
+    """The gated RMS norm of one head's output [columns]; `gate` points to the head's row."""
+    if NORM:
+        if GATE != "none":
+            z = activate(tl.load(gate + columns, mask=known, other=0.0).to(tl.float32), GATE)
+        if GATE != "none" and GATE_FIRST:
+            o *= z
+        o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + norm_eps)
+        if NORM_WEIGHT != "none":
+            w = tl.load(norm_weight + columns, mask=known, other=0.0).to(tl.float32)
+            o *= 1.0 + w if NORM_WEIGHT == "one_plus" else w
+        if GATE != "none" and not GATE_FIRST:
+            o *= z
+    return o
+
+
+def conv_arguments(
+    a: RecurrenceAttributes,
+    n: int,
+    conv: ShortConv | None,
+    q: Tensor,
+    tickets: Tensor | None,
+    sequences: int,
+    *,
+    shared: bool,
+) -> dict[str, Any]:
+    """The kernel's arguments for the convolution; `shared`: several programs read the same channels of its window."""
+    if conv is None:
+        return dict(
+            window=q, conv_weight=q, conv_bias=q, tickets=q, window_slot=0, TAPS=0, TAPS_BLOCK=1, CONV_BIAS=False,
+            CONV_ACTIVATION="none", Q_AT=0, K_AT=0, V_AT=0,
+        )  # fmt: skip
+    channels, taps = conv.weight.shape
+    require_tensor(KERNEL, "conv.weight", conv.weight, (None, None), ACTIVATIONS)
+    require(conv.weight.is_contiguous() and taps >= 2, KERNEL, "contiguous conv.weight with at least two taps")
+    require_tensor(KERNEL, "conv.window", conv.window, (None, channels, taps - 1), (q.dtype,))
+    require(conv.window[:1].is_contiguous(), KERNEL, "a window whose slots are contiguous")
+    widths = (a.key_heads * a.key_dim, a.key_heads * a.key_dim, a.value_heads * a.value_dim)
+    parts = sorted(zip(conv.starts, widths, strict=True))
+    ends = [at + width for at, width in parts]
+    apart = all(end <= at for end, (at, _) in zip(ends, parts[1:], strict=False))
+    require(parts[0][0] >= 0 and ends[-1] <= channels and apart, KERNEL, "q, k and v apart within conv's channels")
+    if conv.bias is not None:
+        require_tensor(KERNEL, "conv.bias", conv.bias, (channels,), ACTIVATIONS)
+    if shared:
+        require(tickets is not None, KERNEL, "tickets (see workspace): several programs read one window")
+    if tickets is not None:
+        require_tensor(KERNEL, "tickets", tickets, (None, a.key_heads), (torch.int32,))
+        require(tickets.shape[0] >= sequences and tickets.is_contiguous(), KERNEL, "tickets for every sequence")
+    return dict(
+        window=conv.window,
+        conv_weight=conv.weight,
+        conv_bias=q if conv.bias is None else conv.bias,
+        tickets=q if tickets is None else tickets,
+        window_slot=conv.window.stride(0),
+        TAPS=taps,
+        TAPS_BLOCK=next_power_of_2(taps),
+        CONV_BIAS=conv.bias is not None,
+        CONV_ACTIVATION=conv.activation,
+        Q_AT=conv.starts[0],
+        K_AT=conv.starts[1],
+        V_AT=conv.starts[2],
+    )
+
+
+def norm_arguments(a: RecurrenceAttributes, n: int, norm: OutputNorm | None, q: Tensor) -> dict[str, Any]:
+    """The kernel's arguments for the output norm."""
+    if norm is None:
+        return dict(
+            gate=q, norm_weight=q, gate_row=0, norm_eps=0.0, NORM=False, NORM_WEIGHT="none", GATE="none",
+            GATE_FIRST=False,
+        )  # fmt: skip
+    require((norm.gate is None) == (norm.activation == "none"), KERNEL, "a gate where the norm has an activation")
+    if norm.gate is not None:
+        require_tensor(KERNEL, "norm.gate", norm.gate, (n, a.value_heads * a.value_dim), ACTIVATIONS)
+    if norm.weight is not None:
+        require_tensor(KERNEL, "norm.weight", norm.weight, (a.value_dim,), ACTIVATIONS)
+    require(norm.weight is not None or not norm.one_plus, KERNEL, "norm.weight where the weight is one_plus")
+    return dict(
+        gate=q if norm.gate is None else norm.gate,
+        norm_weight=q if norm.weight is None else norm.weight,
+        gate_row=0 if norm.gate is None else norm.gate.stride(0),
+        norm_eps=norm.eps,
+        NORM=True,
+        NORM_WEIGHT="none" if norm.weight is None else "one_plus" if norm.one_plus else "plain",
+        GATE=norm.activation,
+        GATE_FIRST=norm.gate_order == "before_norm",
+    )
