@@ -55,3 +55,21 @@ def text_prompts(repo: ModelRepo, *, max_positions: int | None = None, room: int
     longest = None if max_positions is None else max_positions - room
     encoded = {name: repo.tokenizer.encode(text)[:longest] for name, text in TEXTS.items()}
     return [Prompt(name=name, ids=tuple(ids), note="text") for name, ids in encoded.items() if ids]
+
+
+def given_prompts(
+    repo: ModelRepo, texts: Sequence[str], *, max_positions: int | None = None, room: int = 0
+) -> list[Prompt]:
+    """A user's own texts as prompts, whole. Raises Day0Error: no tokens, or `room` more do not fit behind them."""
+    prompts = []
+    for number, text in enumerate(texts, start=1):
+        ids = repo.tokenizer.encode(text)
+        if not ids:
+            raise Day0Error(f"the prompt {text!r} has no tokens", hint="give a longer text")
+        if max_positions is not None and len(ids) + room > max_positions:
+            raise Day0Error(
+                f"text {number} has {len(ids)} tokens: with {room} greedy tokens too long for {max_positions} positions",
+                hint="shorten it, or lower --greedy-tokens",
+            )
+        prompts.append(Prompt(name=f"text {number}", ids=tuple(ids), note="text"))
+    return prompts

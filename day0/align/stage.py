@@ -26,7 +26,7 @@ from day0.align.invariance import GATE as INVARIANCE
 from day0.align.invariance import check_invariance
 from day0.align.layer_by_layer import hollow_package
 from day0.align.precision import Precision, check_precision
-from day0.align.prompts import random_prompts, text_prompts
+from day0.align.prompts import given_prompts, random_prompts, text_prompts
 from day0.align.self_check import CACHED, check_reference
 from day0.align.stream import stream_exactness
 from day0.align.training_side import Reference, as_reference
@@ -112,10 +112,10 @@ def run(
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
         _streamed(found, repo, package_folder, end_ids, options, max(BOUND, notes.float64_leak))
         return _alignment(found, inventory.model, [*labels, _STREAMED], produced_by)
+    _choose_prompts(found, hollow_package(package_folder), repo, end_ids, options)
     exact_package = load_package(package_folder, repo, dtype=torch.float64)
     if options.golden is not None:
         _against_golden(found, options.golden, package_folder, exact_package, repo, max(BOUND, notes.float64_leak))
-    _choose_prompts(found, exact_package, repo, end_ids, options)
     if manifest.dummy_weights:
         reason = "the package has random weights, the reference the checkpoint's"
         found.gates += [Gate(name=name, verdict="inconclusive", detail=reason) for name in (EXACTNESS, "greedy")]
@@ -293,11 +293,7 @@ def _choose_prompts(
     layout = package.layout()
     limits: dict[str, Any] = dict(max_positions=layout.max_positions, room=options.greedy_tokens)
     found.prompts += text_prompts(repo, **limits)
-    for number, text in enumerate(options.texts, start=1):
-        ids = repo.tokenizer.encode(text)
-        if not ids:
-            raise Day0Error(f"the prompt {text!r} has no tokens", hint="give a longer text")
-        found.prompts.append(Prompt(name=f"text {number}", ids=tuple(ids), note="text"))
+    found.prompts += given_prompts(repo, options.texts, **limits)
     # Ids past the tokenizer's are padding of the embedding: nobody trained them.
     known = repo.tokenizer.vocab_size if "tokenizer.json" in repo.file_names else layout.vocab_size
     vocab = min(layout.vocab_size, known)

@@ -233,6 +233,16 @@ def test_sample_without_a_usable_tokenizer_says_so_before_it_runs(aligned, line,
     assert ran.code == 2 and "tokenizer.json does not load" in ran.err
 
 
+@pytest.mark.parametrize(("text", "what"), [("word " * 5000, "too long for 4096 positions"), ("", "has no tokens")])
+def test_align_refuses_a_text_before_it_loads_anything(aligned, capsys, monkeypatch, text, what):
+    def never(*_, **__):
+        raise AssertionError("the package was loaded first")
+
+    monkeypatch.setattr("day0.align.stage.load_package", never)
+    ran = day0(capsys, "align", "demo", "--text", text)
+    assert ran.code == 2 and what in ran.err and len(ran.err.splitlines()) == 3  # a line of progress before
+
+
 def test_sample_of_a_package_that_lost_a_file_is_an_error(aligned, line, capsys):
     (line.workspace.folder / "package" / "weights.json").unlink()
     ran = day0(capsys, "sample", "--prompt-ids", "5,6,7")
