@@ -71,6 +71,27 @@ def measure_ceilings() -> Ceilings:
     return Ceilings(bandwidth=2 * x.nbytes / copy * 1e6, bf16_flops=2 * 8192.0**3 / product * 1e6)
 
 
+def median_seconds(launch: Callable[[], object], repeats: int = 9) -> float:
+    """Median seconds of a launch, for tuning; infinite where the device has too little of something to run it."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        launch()
+        torch.cuda.synchronize()
+    except (OutOfResources, CompilationError):
+        return float("inf")
+    times: list[float] = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
 def time_us(run: Run, sets: int) -> tuple[float, str]:
     """Median microseconds of one run over all input sets, and how it was timed: "graph" or "eager".
 
