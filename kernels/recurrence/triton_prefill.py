@@ -1,0 +1,261 @@
+"""Prefill of the recurrence: two launches per window of chunks, over packed sequences of any lengths.
+
+`prefill` stands in for the reference where a step brings many tokens; `launch` is the same with its output and its
+scratch passed in, and allocates nothing. Both are safe in a CUDA graph: every size on the host follows from shapes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from day0.kernels.common.triton_launch import require, require_tensor
+from day0.kernels.common.triton_tuning import Bucket, Space, size_bucket
+from day0.kernels.interface.batch import Batch
+from day0.kernels.recurrence.schema import RecurrenceAttributes
+from day0.kernels.recurrence.triton_prefill_blocks import BLOCK, CHUNK, channel_blocks, head_blocks
+from day0.kernels.recurrence.triton_prefill_walk import walk
+
+KERNEL = "recurrence prefill"
+KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+# Chunks whose scratch exists at once: 16384 tokens. Longer prefills go window by window, the state in its slot between.
+WINDOW = 256
+# Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
+_LARGEST_EXPONENT = 80.0
+
+BLOCKS = Space(
+    "recurrence.prefill_blocks", __file__, tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2))
+)  # fmt: skip
+WALK = Space(
+    "recurrence.prefill_walk",
+    __file__,
+    tuple(
+        {"block_v": block_v, "num_warps": warps, "num_stages": stages}
+        for block_v, warps, stages in (
+            (64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (32, 4, 2), (32, 4, 3), (128, 8, 2), (128, 4, 2)
+        )
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where states after whole blocks of a step's tokens go, beside the final ones.
+
+    After tokens (p + 1) * every of the tokens that sequence s brings to this step, its state is written to
+    `states[rows[s, p]]`, unless rows[s, p] is negative. Raises nothing itself; `launch` checks.
+    """
+
+    states: Tensor  # [M, Hv, Dk, Dv]
+    rows: Tensor  # [S, P] int64, P at least (most new tokens of a sequence) // every
+    every: int  # tokens, a multiple of CHUNK
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What the first pass leaves for the second, of `chunks` chunks. For layouts see the two kernels."""
+
+    chunks: int
+    scaled: Tensor  # [chunks, Hv, 3, CHUNK, Dk]: decayed keys, decayed queries, keys carried on; per channel only
+    mixing: Tensor  # [chunks, Hv, 2, CHUNK, CHUNK]: R and P
+    row_scales: Tensor  # float32 [chunks, Hv, 1, CHUNK] of values; decays per head: [chunks, Hv, 4, CHUNK]
+    decay: Tensor  # float32 [chunks, Hv, Dk or 1], over the whole chunk
+
+
+def workspace(a: RecurrenceAttributes, tokens: int, sequences: int, *, dtype: torch.dtype, device: object) -> Workspace:
+    """Scratch for `launch`, uninitialised. It need not fit all tokens: windows of fewer chunks only take more launches."""
+    chunks = max(1, min(tokens // CHUNK + sequences, WINDOW))
+    channels = a.decay == "per_channel"
+
+    def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=device)  # type: ignore[call-overload, no-any-return]
+
+    return Workspace(
+        chunks,
+        scaled=empty(chunks if channels else 0, a.value_heads, 3, CHUNK, a.key_dim, kind=dtype),
+        mixing=empty(chunks, a.value_heads, 2, CHUNK, CHUNK, kind=dtype),
+        row_scales=empty(chunks, a.value_heads, 1 if channels else 4, CHUNK),
+        decay=empty(chunks, a.value_heads, a.key_dim if channels else 1),
+    )
+
+
+def prefill(
+    a: RecurrenceAttributes,
+    q: Tensor,  # [N, Hk * Dk]
+    k: Tensor,  # [N, Hk * Dk]
+    v: Tensor,  # [N, Hv * Dv]
+    decay: Tensor | None = None,  # [N, Hv] or [N, Hv * Dk]
+    beta: Tensor | None = None,  # [N, Hv]
+    *,
+    A_log: Tensor | None = None,  # [Hv]
+    dt_bias: Tensor | None = None,  # [Hv] or [Hv * Dk]
+    D: Tensor | None = None,  # [Hv]
+    batch: Batch,
+    state: Tensor,  # [slots, Hv, Dk, Dv], updated in place
+    checkpoints: Checkpoints | None = None,
+) -> Tensor:  # [N, Hv * Dv]
+    """As the reference's `recurrence`. Raises ContractError before anything runs."""
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    scratch = workspace(a, v.shape[0], batch.sequences, dtype=v.dtype, device=v.device)
+    launch(
+        a, q, k, v, decay, beta, A_log=A_log, dt_bias=dt_bias, D=D, batch=batch, state=state, out=out,
+        scratch=scratch, checkpoints=checkpoints,
+    )  # fmt: skip
+    return out
+
+
+def launch(
+    a: RecurrenceAttributes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    *,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    D: Tensor | None,
+    batch: Batch,
+    state: Tensor,
+    out: Tensor,  # [N, Hv * Dv], contiguous; rows of no sequence are left alone
+    scratch: Workspace,
+    checkpoints: Checkpoints | None = None,
+    blocks_config: Mapping[str, int] | None = None,  # None: what was measured for this device
+    walk_config: Mapping[str, int] | None = None,
+) -> None:
+    """`prefill` with everything it writes passed in. Raises ContractError before anything runs."""
+    _check(a, q, k, v, decay, beta, A_log, dt_bias, D, batch, state, out, scratch, checkpoints)
+    tokens, sequences = v.shape[0], batch.sequences
+    if sequences == 0:
+        return
+    where = bucket(a, v.dtype, tokens, sequences)
+    first = dict(BLOCKS.config(where) if blocks_config is None else blocks_config)
+    second = dict(WALK.config(where) if walk_config is None else walk_config)
+    block_v = min(second.pop("block_v"), a.value_dim)
+    channels = a.decay == "per_channel"
+    form = a.decay if a.decay in ("none", "constant") else a.decay_form
+    # Without a decay the constant one of scale 0 leaves exp(0).
+    kind = KINDS[v.dtype]
+    precision = "ieee" if v.dtype == torch.float32 else "tf32"
+    step_max = float("inf") if a.time_step_max is None else a.time_step_max
+    total = tokens // CHUNK + sequences
+    keep = checkpoints is not None
+    for start in range(0, total, scratch.chunks):
+        held = min(scratch.chunks, total - start)
+        if channels:
+            # float16 has no room for exp(80): such factors go into their product as tf32, with as many digits.
+            wide = tl.float32 if v.dtype == torch.float16 else kind
+            channel_blocks[(held * a.value_heads,)](
+                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.scaled, scratch.mixing,
+                scratch.row_scales, scratch.decay, q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
+                a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
+                K=a.key_dim, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form, BETA=a.beta,
+                NORM=a.qk_norm == "l2", BOUNDED=one_pivot(a, v.dtype), **first,
+            )  # fmt: skip
+        else:
+            head_blocks[(held * a.value_heads,)](
+                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.mixing, scratch.row_scales, scratch.decay,
+                q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
+                a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
+                a.time_step_min, step_max, 0.0 if form == "none" else a.slope_scale,
+                K=a.key_dim, PRECISION=precision, DELTA=a.delta_rule, FORM="constant" if form == "none" else form,
+                BETA=a.beta, NORM=a.qk_norm == "l2", **first,
+            )  # fmt: skip
+        walk[(a.value_heads * (a.value_dim // block_v), sequences)](
+            q, k, v, out, scratch.scaled, scratch.mixing, scratch.row_scales, scratch.decay, state, D,
+            batch.cu_seqlens, batch.context_lens, batch.slots,
+            checkpoints.states if keep else None, checkpoints.rows if keep else None,
+            q.stride(0), k.stride(0), v.stride(0), state.stride(0),
+            checkpoints.states.stride(0) if keep else 0, checkpoints.rows.stride(0) if keep else 0,
+            start, held, a.value_heads, a.value_heads // a.key_heads, checkpoints.every // CHUNK if keep else 1,
+            K=a.key_dim, V=a.value_dim, BLOCK_V=block_v, KIND=kind, PRECISION=precision, PER_CHANNEL=channels,
+            DELTA=a.delta_rule, SKIP=a.skip, KEEP=keep, **second,
+        )  # fmt: skip
+
+
+def one_pivot(a: RecurrenceAttributes, dtype: torch.dtype) -> bool:
+    """Whether a block takes the half of its log decays as its only pivot.
+
+    The exponents then have to stay in range; and each factor's is off by the rounding of a number up to 80, which shows
+    in float32 alone.
+    """
+    in_range = a.decay_form == "bounded_sigmoid" and -a.lower_bound * BLOCK / 2 <= _LARGEST_EXPONENT
+    return in_range and dtype != torch.float32
+
+
+def bucket(a: RecurrenceAttributes, dtype: torch.dtype, tokens: int, sequences: int) -> Bucket:
+    """Shapes that share one measured configuration."""
+    row = f"{a.decay}-{'one' if one_pivot(a, dtype) else 'many'}-{'delta' if a.delta_rule else 'add'}"
+    longest = size_bucket(max(tokens // max(sequences, 1), 1))
+    return (row, str(dtype), a.value_heads, a.key_dim, a.value_dim, size_bucket(sequences), longest)
+
+
+def _scale(a: RecurrenceAttributes) -> float:
+    return float(a.key_dim**-0.5 if a.scale is None else a.scale)
+
+
+def _row(x: Tensor | None) -> int:
+    return 0 if x is None else x.stride(0)
+
+
+def _check(
+    a: RecurrenceAttributes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    D: Tensor | None,
+    batch: Batch,
+    state: Tensor,
+    out: Tensor,
+    scratch: Workspace,
+    checkpoints: Checkpoints | None,
+) -> None:
+    n, heads = v.shape[0], a.value_heads
+    for name, size in (("key_dim", a.key_dim), ("value_dim", a.value_dim)):
+        require(size in (16, 32, 64, 128, 256), KERNEL, f"{name} 16, 32, 64, 128 or 256, not {size}")
+    require(v.dtype in KINDS, KERNEL, f"bfloat16, float16 or float32, not {v.dtype}")
+    require_tensor(KERNEL, "v", v, (n, heads * a.value_dim))
+    for name, x in (("q", q), ("k", k)):
+        require_tensor(KERNEL, name, x, (n, a.key_heads * a.key_dim), (v.dtype,))
+    owned = a.decay_width > 0 and a.decay_form != "given"
+    ports = (
+        ("decay", decay, a.decay_width > 0, (n, a.decay_width), tuple(KINDS)),
+        ("beta", beta, a.beta != "none", (n, heads), tuple(KINDS)),
+        ("A_log", A_log, owned, (heads,), (torch.float32,)),
+        ("dt_bias", dt_bias, owned, (a.decay_width,), (torch.float32,)),
+        ("D", D, a.skip, (heads,), (torch.float32,)),
+    )
+    for name, port, wanted, shape, dtypes in ports:
+        require((port is not None) == wanted, KERNEL, f"{name} {'given' if wanted else 'left out'} by its attributes")
+        if port is not None:
+            require_tensor(KERNEL, name, port, shape, dtypes)
+    states = (heads, a.key_dim, a.value_dim)
+    require_tensor(KERNEL, "state", state, (None, *states), (torch.float32, torch.bfloat16))
+    require(state[0].is_contiguous(), KERNEL, "each slot of the state contiguous")
+    require_tensor(KERNEL, "out", out, (n, heads * a.value_dim), (v.dtype,))
+    require(out.is_contiguous(), KERNEL, "a contiguous out")
+    s = batch.sequences
+    for name, x, shape in (
+        ("cu_seqlens", batch.cu_seqlens, (s + 1,)),
+        ("context_lens", batch.context_lens, (s,)),
+        ("slots", batch.slots, (s,)),
+    ):
+        require_tensor(KERNEL, name, x, shape, (torch.int64,))
+    require(s <= 65535, KERNEL, f"at most 65535 sequences in a step, not {s}")
+    wide = scratch.scaled if a.decay == "per_channel" else scratch.mixing
+    fits = wide.shape[:2] == (scratch.chunks, heads) and wide.dtype == v.dtype and scratch.chunks > 0
+    require(fits, KERNEL, "the workspace made for its attributes and dtype")
+    if checkpoints is not None:
+        every = checkpoints.every
+        require(every > 0 and every % CHUNK == 0, KERNEL, f"checkpoints every multiple of {CHUNK} tokens, not {every}")
+        require_tensor(KERNEL, "checkpoints.states", checkpoints.states, (None, *states), (state.dtype,))
+        require(checkpoints.states[:1].flatten(1).stride(-1) == 1, KERNEL, "each checkpoint contiguous")
+        require_tensor(KERNEL, "checkpoints.rows", checkpoints.rows, (s, None), (torch.int64,))
+    devices = {x.device for x in (q, k, v, decay, beta, A_log, dt_bias, D, batch.slots, state, out) if x is not None}
+    require(len(devices) == 1, KERNEL, "all tensors on one device")

@@ -1,0 +1,387 @@
+"""First pass over a prefill: what each chunk of 64 tokens needs that does not depend on the state, all chunks at once.
+
+Within a chunk let G_i be the sum of the log decays up to token i, A_ij = beta_i sum_d k_id k_jd exp(G_id - G_jd) for
+j < i, and P_ij the same with the query in place of beta_i k_i, for j <= i. The delta rule's writes solve (I + A) u = x
+with x_i = beta_i (v_i - (k_i exp(G_i))^T S) (WY form of arXiv 2406.06484, decays of 2412.06464 and 2510.26692), so the
+second pass needs R = (I + A)^-1 - I and P, and for decays per channel the decayed keys and queries themselves.
+
+A decay per head splits off as exp(G_i - G_j) on the product of rows. A decay per channel does not: it is put on the
+two factors around a pivot. Blocks of 32 tokens whose log decays are bounded take half of the block's sum as the only
+pivot: both factors stay within exp(+-80). Without a bound, each half of each half takes the boundary of the two as
+pivot, which leaves no factor above 1. Between the two blocks of a chunk the pivot is their boundary.
+"""
+
+import triton
+import triton.language as tl
+
+from day0.kernels.recurrence.triton_pieces import softplus
+
+CHUNK = 64
+BLOCK = 32
+# exp of it is the least normal float32: a stronger decay leaves nothing either, and sums of it stay finite.
+STRONGEST = tl.constexpr(-88.0)
+
+_CHUNK = tl.constexpr(CHUNK)
+_BLOCK = tl.constexpr(BLOCK)
+_SEARCHED = tl.constexpr(64)
+
+
+@triton.jit
+def chunk_base(cu_seqlens, sequence):
+    """Number of a sequence's first chunk. Sequences may leave numbers unused, none shares one with another:
+    ceil((b - a) / C) <= floor(b / C) - floor(a / C) + 1, so no prefix sum over the batch is needed."""
+    return tl.load(cu_seqlens + sequence) // _CHUNK + sequence
+
+
+@triton.jit
+def _sequence_of(cu_seqlens, sequences, chunk):
+    """The last sequence whose first chunk is not behind `chunk`."""
+    before = 0
+    for start in range(0, sequences, _SEARCHED):
+        s = start + tl.arange(0, _SEARCHED)
+        real = s < sequences
+        first = tl.load(cu_seqlens + s, real, other=0) // _CHUNK + s
+        before += tl.sum((real & (first <= chunk)).to(tl.int32))
+    return before - 1
+
+
+@triton.jit
+def _log_decay(f, rate, bias, lower_bound, FORM: tl.constexpr):
+    """Log decay of the decay port `f`, per channel or per head; a time step has its own path."""
+    if FORM == "softplus":
+        g = -rate * softplus(f + bias)
+    elif FORM == "bounded_sigmoid":
+        g = lower_bound * tl.sigmoid(rate * (f + bias))
+    else:
+        g = f
+    return tl.where(g < STRONGEST, STRONGEST, g)  # keeps NaN
+
+
+@triton.jit
+def _normalised(x, eps, NORM: tl.constexpr):
+    if NORM:
+        x = x * tl.rsqrt(tl.sum(x * x, 1) + eps)[:, None]
+    return x
+
+
+@triton.jit
+def _write_strength(beta, beta_stride, rows, real, head, beta_scale, BETA: tl.constexpr):
+    if BETA == "none":
+        b = tl.full([_BLOCK], 1.0, tl.float32)
+    else:
+        b = tl.load(beta + rows * beta_stride + head, real, other=0.0).to(tl.float32)
+        if BETA == "sigmoid":
+            b = beta_scale * tl.sigmoid(b)
+    return tl.where(real, b, 0.0)
+
+
+@triton.jit
+def _inverse_minus_one(a, PRECISION: tl.constexpr):
+    """(I + a)^-1 - I of a strictly lower triangular [32, 32] matrix.
+
+    Inverts diagonal blocks of 1, 2, 4, .. rows: with X the inverse of the blocks of h rows and M the part of `a` that
+    couples the two halves of each block of 2h, X - X M X is the inverse of those. No power of `a` appears, so that
+    equal keys do no harm.
+    """
+    i = tl.arange(0, _BLOCK)[:, None]
+    j = tl.arange(0, _BLOCK)[None, :]
+    x = tl.where(i // 2 == j // 2, -a, 0.0)
+    for level in tl.static_range(1, 5):
+        half: tl.constexpr = 1 << level
+        m = tl.where((i // (2 * half) == j // (2 * half)) & (i // half > j // half), a, 0.0)
+        y = m + tl.dot(m, x, input_precision=PRECISION)
+        x -= y + tl.dot(x, y, input_precision=PRECISION)
+    return x
+
+
+@triton.jit
+def _store_quarters(to, top_left, bottom_left, bottom_right):
+    """A lower triangular [64, 64] matrix, row by row, from its quarters."""
+    i = tl.arange(0, _BLOCK)[:, None]
+    j = tl.arange(0, _BLOCK)[None, :]
+    at = to + i * _CHUNK + j
+    kind = to.dtype.element_ty
+    tl.store(at, top_left.to(kind))
+    tl.store(at + _BLOCK, tl.zeros([_BLOCK, _BLOCK], kind))
+    tl.store(at + _BLOCK * _CHUNK, bottom_left.to(kind))
+    tl.store(at + _BLOCK * _CHUNK + _BLOCK, bottom_right.to(kind))
+
+
+@triton.jit
+def _store_inverse(to, a0, a10, a1, PRECISION: tl.constexpr):
+    """R of the chunk from the quarters of A."""
+    r0 = _inverse_minus_one(a0, PRECISION)
+    r1 = _inverse_minus_one(a1, PRECISION)
+    y = a10 + tl.dot(a10, r0, input_precision=PRECISION)
+    _store_quarters(to, r0, -(y + tl.dot(r1, y, input_precision=PRECISION)), r1)
+
+
+@triton.jit
+def _products_unbounded(q, k, g, PRECISION: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr):
+    """Products sum_d k_id k_jd exp(G_id - G_jd) and the same with q_i, right for j <= i, [32, 32] each; and the sums of
+    `g` [32, K] over the tokens up to each one, over those after it, and over all.
+
+    Sums within ever larger halves: no difference of sums is taken, in which the last tokens would lose digits.
+    """
+    i = tl.arange(0, _BLOCK)[:, None]
+    j = tl.arange(0, _BLOCK)[None, :]
+    kk = tl.zeros([_BLOCK, _BLOCK], tl.float32)
+    qk = tl.where(i == j, tl.sum(q * k, 1)[:, None], 0.0)
+    until = g
+    after = tl.zeros([_BLOCK, K], tl.float32)
+    for level in tl.static_range(0, 5):
+        half: tl.constexpr = 1 << level
+        late = i % (2 * half) >= half
+        factor = tl.exp(tl.where(late, until, after))
+        x = (k * factor).to(KIND)
+        y = tl.trans(x)
+        coupled = (i // (2 * half) == j // (2 * half)) & (i // half > j // half)
+        kk += tl.where(coupled, tl.dot(x, y, input_precision=PRECISION), 0.0)
+        qk += tl.where(coupled, tl.dot((q * factor).to(KIND), y, input_precision=PRECISION), 0.0)
+        early_sum = _sums_of_blocks(tl.where(late, 0.0, g), 2 * half, K)
+        late_sum = _sums_of_blocks(tl.where(late, g, 0.0), 2 * half, K)
+        until += tl.where(late, early_sum, 0.0)
+        after += tl.where(late, 0.0, late_sum)
+    return kk, qk, until, after, tl.sum(g, 0)
+
+
+@triton.jit
+def _sums_of_blocks(x, SIZE: tl.constexpr, K: tl.constexpr):
+    """Each row of [32, K] replaced by the sum over its block of SIZE rows."""
+    blocks = tl.reshape(x, [_BLOCK // SIZE, SIZE, K])
+    sums = tl.sum(blocks, 1)[:, None, :]
+    return tl.reshape(tl.broadcast_to(sums, [_BLOCK // SIZE, SIZE, K]), [_BLOCK, K])
+
+
+@triton.jit
+def _channel_block(
+    q, k, decay, bias, rows, real, q_stride, k_stride, decay_stride, key_head, head, scale, eps, rate, lower_bound,
+    K: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    FORM: tl.constexpr, NORM: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Of 32 tokens: products k k and q k within the block, q and k decayed from its start, k decayed to its end
+    [32, K] float32, and the decay of the whole block [K]."""
+    d = tl.arange(0, K)[None, :]
+    real = real[:, None]
+    at = rows[:, None]
+    xq = tl.load(q + at * q_stride + key_head * K + d, real, other=0.0).to(tl.float32)
+    xk = tl.load(k + at * k_stride + key_head * K + d, real, other=0.0).to(tl.float32)
+    f = tl.load(decay + at * decay_stride + head * K + d, real, other=0.0).to(tl.float32)
+    xq = _normalised(xq, eps, NORM) * scale
+    xk = _normalised(xk, eps, NORM)
+    g = tl.where(real, _log_decay(f, rate, bias[None, :], lower_bound, FORM), 0.0)
+    if BOUNDED:
+        since_start = tl.cumsum(g, 0)
+        total = tl.sum(g, 0)
+        grown = tl.exp(since_start - 0.5 * total[None, :])
+        shrunk = xk / grown
+        to_half = tl.exp(0.5 * total)
+        dq = xq * grown
+        dk = xk * grown
+        right = tl.trans(shrunk.to(WIDE))
+        kk = tl.dot(dk.to(WIDE), right, input_precision=PRECISION)
+        qk = tl.dot(dq.to(WIDE), right, input_precision=PRECISION)
+        dq *= to_half[None, :]
+        dk *= to_half[None, :]
+        ke = shrunk * to_half[None, :]
+        whole = to_half * to_half
+    else:
+        kk, qk, until, after, total = _products_unbounded(xq, xk, g, PRECISION, KIND, K)
+        grown = tl.exp(until)
+        dq = xq * grown
+        dk = xk * grown
+        ke = xk * tl.exp(after)
+        whole = tl.exp(total)
+    return kk, qk, dq, dk, ke, whole
+
+
+@triton.jit
+def channel_blocks(
+    q, k, decay, beta, A_log, dt_bias, cu_seqlens, scaled, mixing, row_scales, chunk_decay,
+    q_stride, k_stride, decay_stride, beta_stride, sequences, first_chunk, heads, group,
+    scale, eps, lower_bound, beta_scale,
+    K: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, DELTA: tl.constexpr,
+    FORM: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Decay per channel; one program per chunk and value head. Shapes: see triton_prefill.Workspace."""
+    head = tl.program_id(0) % heads
+    chunk = tl.program_id(0) // heads + first_chunk
+    sequence = _sequence_of(cu_seqlens, sequences, chunk)
+    start = tl.load(cu_seqlens + sequence)
+    length = tl.load(cu_seqlens + sequence + 1) - start
+    offset = (chunk - chunk_base(cu_seqlens, sequence)) * _CHUNK
+    if offset >= length:
+        return
+    key_head = head // group
+    place = (chunk - first_chunk).to(tl.int64) * heads + head
+    i = tl.arange(0, _BLOCK)
+    j = tl.arange(0, _BLOCK)[None, :]
+    d = tl.arange(0, K)
+    rate = 1.0
+    bias = tl.zeros([K], tl.float32)
+    if FORM != "given":
+        rate = tl.exp(tl.load(A_log + head))
+        bias = tl.load(dt_bias + head * K + d)
+
+    rows0 = start + offset + i
+    real0 = offset + i < length
+    kk0, qk0, dq0, dk0, ke0, whole0 = _channel_block(
+        q, k, decay, bias, rows0, real0, q_stride, k_stride, decay_stride, key_head, head, scale, eps, rate,
+        lower_bound, K, KIND, WIDE, PRECISION, FORM, NORM, BOUNDED,
+    )  # fmt: skip
+    beta0 = _write_strength(beta, beta_stride, rows0, real0, head, beta_scale, BETA)
+    keys = scaled + place * (3 * _CHUNK * K) + i[:, None] * K + d[None, :]
+    reads = keys + _CHUNK * K
+    writes = keys + 2 * _CHUNK * K
+    if DELTA:
+        tl.store(keys, (dk0 * beta0[:, None]).to(KIND))
+    tl.store(reads, dq0.to(KIND))
+    early = tl.trans(ke0.to(KIND))
+
+    rows1 = rows0 + _BLOCK
+    real1 = offset + _BLOCK + i < length
+    kk1, qk1, dq1, dk1, ke1, whole1 = _channel_block(
+        q, k, decay, bias, rows1, real1, q_stride, k_stride, decay_stride, key_head, head, scale, eps, rate,
+        lower_bound, K, KIND, WIDE, PRECISION, FORM, NORM, BOUNDED,
+    )  # fmt: skip
+    beta1 = _write_strength(beta, beta_stride, rows1, real1, head, beta_scale, BETA)
+    tl.store(writes, (ke0 * whole1[None, :]).to(KIND))
+    tl.store(writes + _BLOCK * K, ke1.to(KIND))
+    tl.store(reads + _BLOCK * K, (dq1 * whole0[None, :]).to(KIND))
+    tl.store(chunk_decay + place * K + d, whole0 * whole1)
+    tl.store(row_scales + place * _CHUNK + i, beta0)
+    tl.store(row_scales + place * _CHUNK + _BLOCK + i, beta1)
+
+    i = i[:, None]
+    qk10 = tl.dot(dq1.to(KIND), early, input_precision=PRECISION)
+    mix = mixing + place * (2 * _CHUNK * _CHUNK)
+    _store_quarters(mix + _CHUNK * _CHUNK, tl.where(i >= j, qk0, 0.0), qk10, tl.where(i >= j, qk1, 0.0))
+    if DELTA:
+        tl.store(keys + _BLOCK * K, (dk1 * whole0[None, :] * beta1[:, None]).to(KIND))
+        kk10 = tl.dot(dk1.to(KIND), early, input_precision=PRECISION)
+        _store_inverse(
+            mix, tl.where(i > j, kk0 * beta0[:, None], 0.0), kk10 * beta1[:, None],
+            tl.where(i > j, kk1 * beta1[:, None], 0.0), PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _head_block(
+    q, k, decay, beta, rows, real, q_stride, k_stride, decay_stride, beta_stride, key_head, head,
+    eps, rate, bias, lower_bound, constant, beta_scale, step_min, step_max,
+    K: tl.constexpr, FORM: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Of 32 tokens: q and k as they are, 1 / their norms, the log decays, and the strengths of write and value."""
+    d = tl.arange(0, K)[None, :]
+    xq = tl.load(q + rows[:, None] * q_stride + key_head * K + d, real[:, None], other=0.0)
+    xk = tl.load(k + rows[:, None] * k_stride + key_head * K + d, real[:, None], other=0.0)
+    nq = tl.full([_BLOCK], 1.0, tl.float32)
+    nk = nq
+    if NORM:
+        wide = xq.to(tl.float32)
+        nq = tl.rsqrt(tl.sum(wide * wide, 1) + eps)
+        wide = xk.to(tl.float32)
+        nk = tl.rsqrt(tl.sum(wide * wide, 1) + eps)
+    strength = _write_strength(beta, beta_stride, rows, real, head, beta_scale, BETA)
+    value = strength
+    if FORM == "constant":
+        g = tl.zeros([_BLOCK], tl.float32) + constant
+    else:
+        f = tl.load(decay + rows * decay_stride + head, real, other=0.0).to(tl.float32)
+        if FORM == "time_step":
+            step = softplus(f + bias)
+            step = tl.where(step < step_min, step_min, step)
+            step = tl.where(step > step_max, step_max, step)
+            value = strength * step
+            g = -rate * step
+            g = tl.where(g < STRONGEST, STRONGEST, g)
+        else:
+            g = _log_decay(f, rate, bias, lower_bound, FORM)
+    return xq, xk, nq, nk, tl.where(real, g, 0.0), strength, value
+
+
+@triton.jit
+def head_blocks(
+    q, k, decay, beta, A_log, dt_bias, cu_seqlens, mixing, row_scales, chunk_decay,
+    q_stride, k_stride, decay_stride, beta_stride, sequences, first_chunk, heads, group,
+    scale, eps, lower_bound, beta_scale, step_min, step_max, slope_scale,
+    K: tl.constexpr, PRECISION: tl.constexpr, DELTA: tl.constexpr, FORM: tl.constexpr, BETA: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Decay per head, constant or none; one program per chunk and value head. Keys and queries stay where they are:
+    norms and decays are row scales for the second pass."""
+    head = tl.program_id(0) % heads
+    chunk = tl.program_id(0) // heads + first_chunk
+    sequence = _sequence_of(cu_seqlens, sequences, chunk)
+    start = tl.load(cu_seqlens + sequence)
+    length = tl.load(cu_seqlens + sequence + 1) - start
+    offset = (chunk - chunk_base(cu_seqlens, sequence)) * _CHUNK
+    if offset >= length:
+        return
+    key_head = head // group
+    place = (chunk - first_chunk).to(tl.int64) * heads + head
+    rate = 1.0
+    bias = 0.0
+    constant = 0.0
+    if FORM == "constant":
+        constant = -slope_scale * tl.exp2(-8.0 * (head + 1).to(tl.float32) / heads)
+        constant = tl.where(constant < STRONGEST, STRONGEST, constant)
+    elif FORM != "given":
+        rate = tl.exp(tl.load(A_log + head))
+        bias = tl.load(dt_bias + head)
+
+    i = tl.arange(0, _BLOCK)
+    rows = start + offset + i
+    q0, k0, nq0, nk0, g0, s0, v0 = _head_block(
+        q, k, decay, beta, rows, offset + i < length, q_stride, k_stride, decay_stride, beta_stride, key_head, head,
+        eps, rate, bias, lower_bound, constant, beta_scale, step_min, step_max, K, FORM, BETA, NORM,
+    )  # fmt: skip
+    q1, k1, nq1, nk1, g1, s1, v1 = _head_block(
+        q, k, decay, beta, rows + _BLOCK, offset + _BLOCK + i < length, q_stride, k_stride, decay_stride, beta_stride,
+        key_head, head, eps, rate, bias, lower_bound, constant, beta_scale, step_min, step_max, K, FORM, BETA, NORM,
+    )  # fmt: skip
+    nq0 *= scale
+    nq1 *= scale
+    since0 = tl.cumsum(g0, 0)
+    since1 = tl.cumsum(g1, 0)
+    to_end0 = tl.cumsum(g0, 0, reverse=True) - g0
+    to_end1 = tl.cumsum(g1, 0, reverse=True) - g1
+    total0 = tl.sum(g0, 0)
+    total1 = tl.sum(g1, 0)
+
+    # Row scales: of reads by keys (with the strength of the write), of values, of reads by queries, of writes.
+    to = row_scales + place * (4 * _CHUNK) + i
+    tl.store(to, s0 * nk0 * tl.exp(since0))
+    tl.store(to + _BLOCK, s1 * nk1 * tl.exp(since1 + total0))
+    tl.store(to + _CHUNK, v0)
+    tl.store(to + _CHUNK + _BLOCK, v1)
+    tl.store(to + 2 * _CHUNK, nq0 * tl.exp(since0))
+    tl.store(to + 2 * _CHUNK + _BLOCK, nq1 * tl.exp(since1 + total0))
+    tl.store(to + 3 * _CHUNK, nk0 * tl.exp(to_end0 + total1))
+    tl.store(to + 3 * _CHUNK + _BLOCK, nk1 * tl.exp(to_end1))
+    tl.store(chunk_decay + place, tl.exp(total0 + total1))
+
+    lower = i[:, None] >= i[None, :]
+    within0 = tl.where(lower, tl.exp(tl.where(lower, since0[:, None] - since0[None, :], 0.0)), 0.0) * nk0[None, :]
+    within1 = tl.where(lower, tl.exp(tl.where(lower, since1[:, None] - since1[None, :], 0.0)), 0.0) * nk1[None, :]
+    across = tl.exp(since1[:, None] + to_end0[None, :]) * nk0[None, :]
+    k0t = tl.trans(k0)
+    k1t = tl.trans(k1)
+    mix = mixing + place * (2 * _CHUNK * _CHUNK)
+    _store_quarters(
+        mix + _CHUNK * _CHUNK,
+        tl.where(lower, tl.dot(q0, k0t, input_precision=PRECISION) * within0 * nq0[:, None], 0.0),
+        tl.dot(q1, k0t, input_precision=PRECISION) * across * nq1[:, None],
+        tl.where(lower, tl.dot(q1, k1t, input_precision=PRECISION) * within1 * nq1[:, None], 0.0),
+    )
+    if DELTA:
+        strict = i[:, None] > i[None, :]
+        left0 = (s0 * nk0)[:, None]
+        left1 = (s1 * nk1)[:, None]
+        _store_inverse(
+            mix,
+            tl.where(strict, tl.dot(k0, k0t, input_precision=PRECISION) * within0 * left0, 0.0),
+            tl.dot(k1, k0t, input_precision=PRECISION) * across * left1,
+            tl.where(strict, tl.dot(k1, k1t, input_precision=PRECISION) * within1 * left1, 0.0),
+            PRECISION,
+        )

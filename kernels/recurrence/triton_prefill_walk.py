@@ -1,0 +1,102 @@
+"""Second pass over a prefill: the chunks of a sequence one after the other, the state in registers from end to end.
+
+With the decayed keys d_i = beta_i k_i exp(G_i), decayed queries c_i = q_i exp(G_i), keys carried to the chunk's end
+e_i = k_i exp(G_last - G_i), and R, P of the first pass, a chunk takes the state S [K, V] through
+
+    x = beta v - d S        u = x + R x        o = c S + P u        S <- exp(G_last) S + e^T u
+
+(without the delta rule u = beta v). A program holds a slice of columns of S, and holds it transposed: then every product
+has as its left operand what the step before left in registers, and as its right one a tile that was fetched ahead.
+The identity in (I + A)^-1 = I + R stays out of the products, so that u carries no rounding of the operands but R's.
+"""
+
+import triton
+import triton.language as tl
+
+from day0.kernels.recurrence.triton_prefill_blocks import CHUNK, chunk_base
+
+_CHUNK = tl.constexpr(CHUNK)
+
+
+@triton.jit
+def walk(
+    q, k, v, o, scaled, mixing, row_scales, chunk_decay, state, D, cu_seqlens, context_lens, slots,
+    kept, kept_rows, q_stride, k_stride, v_stride, slot_stride, kept_stride, kept_rows_stride,
+    first_chunk, chunks_held, heads, group, every,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """One program per slice of columns, value head and sequence, over the chunks first_chunk .. + chunks_held - 1."""
+    BLOCKS_V: tl.constexpr = V // BLOCK_V
+    head = tl.program_id(0) // BLOCKS_V
+    column = tl.program_id(0) % BLOCKS_V * BLOCK_V + tl.arange(0, BLOCK_V)
+    sequence = tl.program_id(1)
+    start = tl.load(cu_seqlens + sequence)
+    length = tl.load(cu_seqlens + sequence + 1) - start
+    base = chunk_base(cu_seqlens, sequence) - first_chunk
+    begin = tl.maximum(-base, 0).to(tl.int32)
+    end = tl.minimum(tl.cdiv(length, _CHUNK), chunks_held - base).to(tl.int32)
+    # A sequence without tokens belongs to the launch that holds its first chunk: a fresh one's state becomes zero.
+    empty = (length == 0) & (base >= 0) & (base < chunks_held)
+    if (begin >= end) & (empty == 0):
+        return
+    i = tl.arange(0, _CHUNK)
+    d = tl.arange(0, K)
+    cell = d[None, :] * V + column[:, None]
+    memory = state + tl.load(slots + sequence) * slot_stride + head * (K * V) + cell
+    known = tl.where(tl.load(context_lens + sequence) + begin > 0, K * V, 0)
+    s = tl.load(memory, cell < known, other=0.0).to(tl.float32)
+    skip = 0.0
+    if SKIP:
+        skip = tl.load(D + head)
+
+    for t in range(begin, end):
+        place = (base + t).to(tl.int64) * heads + head
+        row = t * _CHUNK + i
+        real = row < length
+        at = start + row
+        value = tl.load(v + at[:, None] * v_stride + head * V + column[None, :], real[:, None], other=0.0)
+        value = tl.trans(value).to(tl.float32)
+        mix = mixing + place * (2 * _CHUNK * _CHUNK) + i[:, None] * _CHUNK + i[None, :]
+        if PER_CHANNEL:
+            tile = scaled + place * (3 * _CHUNK * K) + i[:, None] * K + d[None, :]
+            reader = tl.load(tile + _CHUNK * K)
+            writer = tl.load(tile + 2 * _CHUNK * K)
+            x = value * tl.load(row_scales + place * _CHUNK + i)[None, :]
+            decay = tl.load(chunk_decay + place * K + d)[None, :]
+        else:
+            key_head = head // group
+            writer = tl.load(k + at[:, None] * k_stride + key_head * K + d[None, :], real[:, None], other=0.0)
+            reader = tl.load(q + at[:, None] * q_stride + key_head * K + d[None, :], real[:, None], other=0.0)
+            scales = row_scales + place * (4 * _CHUNK) + i
+            x = value * tl.load(scales + _CHUNK)[None, :]
+            decay = tl.load(chunk_decay + place)
+        narrow = s.to(KIND)
+        if DELTA:
+            if PER_CHANNEL:
+                x -= tl.dot(narrow, tl.trans(tl.load(tile)), input_precision=PRECISION)
+            else:
+                x -= tl.dot(narrow, tl.trans(writer), input_precision=PRECISION) * tl.load(scales)[None, :]
+            x = tl.dot(x.to(KIND), tl.trans(tl.load(mix)), acc=x, input_precision=PRECISION)
+        out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION)
+        if not PER_CHANNEL:
+            out *= tl.load(scales + 2 * _CHUNK)[None, :]
+        within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
+        out = tl.dot(x.to(KIND), within, acc=out, input_precision=PRECISION)
+        s *= decay
+        if PER_CHANNEL:
+            s = tl.dot(x.to(KIND), writer, acc=s, input_precision=PRECISION)
+        else:
+            carried = x * tl.load(scales + 3 * _CHUNK)[None, :]
+            s = tl.dot(carried.to(KIND), writer, acc=s, input_precision=PRECISION)
+        if SKIP:
+            out += skip * value
+        to = o + at[:, None] * (heads * V) + head * V + column[None, :]
+        tl.store(to, tl.trans(out).to(o.dtype.element_ty), real[:, None])
+        if KEEP:
+            if (t + 1) % every == 0:
+                kept_row = tl.load(kept_rows + sequence * kept_rows_stride + (t + 1) // every - 1)
+                if kept_row >= 0:
+                    to_state = kept + kept_row * kept_stride + head * (K * V) + cell
+                    tl.store(to_state, s.to(kept.dtype.element_ty))
+    tl.store(memory, s.to(state.dtype.element_ty))
