@@ -5,82 +5,27 @@ parsed with Python's grammar and evaluated by the whitelist below. Nothing is ev
 """
 
 import ast
-import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from day0.errors import Day0Error
+from day0.language.config_view import CHECK_VALUE, ConfigFault, ConfigView, MissingKey, read_from, shown
+from day0.language.operations import (
+    ARITHMETIC,
+    COMPARE,
+    FUNCTIONS,
+    LIST,
+    Unfit,
+    arithmetic,
+    compare,
+    entry,
+    negative,
+    truth,
+)
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
 _MAX_LENGTH = 500  # characters: a recipe's longest expression is far below; bounds the work of parsing
-_MAX_ITEMS = 100_000  # of a repeated list: far above any number of layers
-
-
-class MissingKey(Day0Error):
-    """A config key that the config does not have."""
-
-
-class ConfigView:
-    """A config whose reads are recorded: what a recipe consumed, by dotted key.
-
-    Keys absent from the config are looked up among `aliases` (canonical -> other spellings), then `defaults`.
-    """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        aliases: Mapping[str, tuple[str, ...]] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.config = config
-        self.aliases = dict(aliases or {})
-        self.defaults = dict(defaults or {})
-        self.read: dict[str, Any] = {}
-        self.defaulted: set[str] = set()
-
-    def get(self, dotted: str) -> Any:
-        """The value of "a.b.c". Raises MissingKey."""
-        for spelling in (dotted, *self.aliases.get(dotted, ())):
-            found, value = self._walk(spelling)
-            if found:
-                self.read[spelling] = value
-                return value
-        if dotted in self.defaults:
-            self.defaulted.add(dotted)
-            return self.defaults[dotted]
-        raise MissingKey(
-            f"the config has no key {dotted!r}", hint="check the config, or give the recipe an alias or default for it"
-        )
-
-    def _walk(self, dotted: str) -> tuple[bool, Any]:
-        value: Any = self.config
-        for part in dotted.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return False, None
-            value = value[part]
-        return True, value
+_LAYER = "layer"
 
 
 class Scope:
@@ -89,9 +34,17 @@ class Scope:
     def __init__(self, config: ConfigView, names: Mapping[str, Any] | None = None) -> None:
         self.config = config
         self.names = dict(names or {})
+        self._raw: dict[str, Any] = {}  # of the names that `let` defined
 
     def with_names(self, **names: Any) -> "Scope":
-        return Scope(self.config, self.names | names)
+        inner = Scope(self.config, self.names | names)
+        inner._raw = self._raw
+        return inner
+
+    def let(self, name: str, raw: Any) -> None:
+        """Give `name` the value of `raw`."""
+        self.names[name] = self.value(raw)
+        self._raw[name] = raw
 
     def value(self, raw: Any) -> Any:
         """Evaluate a recipe value: expressions in strings that begin with `$`, inside lists and maps too."""
@@ -105,20 +58,35 @@ class Scope:
 
     def evaluate(self, text: str) -> Any:
         """Evaluate one expression. Raises Day0Error naming the expression and what is wrong with it."""
-        if len(text) > _MAX_LENGTH:
-            raise Day0Error(f"expression of {len(text)} characters", hint=f"keep it under {_MAX_LENGTH}")
         try:
-            tree = ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise Day0Error(f"cannot parse expression ${text}: {error}", hint="see docs/recipes.md") from error
-        try:
-            return self._node(tree.body)
+            return self._node(_parse(text))
+        except ConfigFault:  # it needs no expression to be understood
+            raise
         except Day0Error as error:
             raise type(error)(f"in ${text}: {error.message}", hint=error.hint) from error
-        except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError) as error:
-            raise Day0Error(
-                f"in ${text}: {type(error).__name__}: {error}", hint="check the config values it reads"
-            ) from error
+        except RecursionError as error:
+            raise Day0Error(f"in ${text}: nested too deeply", hint="name its parts in let") from error
+
+    def keys(self, raw: Any) -> dict[str, Any]:
+        """The config keys that a recipe value may read, also through `let`, as the config spells them, with values."""
+        found: dict[str, Any] = {}
+        for node in self._nodes(raw):
+            if isinstance(node, ast.Attribute):
+                try:
+                    key = _dotted(node)
+                    found[self.config.spelling(key)] = self.config.get(key)
+                except Day0Error:  # a key that is not there is no reason for anything
+                    continue
+            elif isinstance(node, ast.Name) and node.id in self._raw:
+                found |= self.keys(self._raw[node.id])
+        return found
+
+    def _nodes(self, raw: Any) -> Iterator[ast.AST]:
+        if isinstance(raw, str) and raw.startswith("$"):
+            yield from _outermost(_parse(raw[1:]))
+        elif isinstance(raw, list | tuple | Mapping):
+            for item in raw.values() if isinstance(raw, Mapping) else raw:
+                yield from self._nodes(item)
 
     def _node(self, node: ast.expr) -> Any:
         match node:
@@ -128,25 +96,23 @@ class Scope:
                 return self._name(name)
             case ast.Attribute():
                 return self.config.get(_dotted(node))
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                return self._binary(op, self._node(left), self._node(right))
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in ARITHMETIC:
+                return self._apply(partial(arithmetic, sign), left, right)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self._node(operand)
+                return self._apply(negative, operand)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._node(operand)
-            case ast.BoolOp(op=op, values=values):
-                result = self._node(values[0])
-                for value in values[1:]:
-                    if bool(result) == isinstance(op, ast.Or):
-                        return result
-                    result = self._node(value)
-                return result
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-                return _COMPARE[type(op)](self._node(left), self._node(right))
+                return not self._apply(truth, operand)
+            case ast.BoolOp(op=word, values=[*tested, last]):
+                for value in tested:
+                    if self._apply(truth, value) == isinstance(word, ast.Or):
+                        return isinstance(word, ast.Or)
+                return self._node(last)
+            case ast.Compare(left=left, ops=[relation], comparators=[right]) if type(relation) in COMPARE:
+                return self._apply(partial(compare, relation), left, right)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._node(body) if self._node(test) else self._node(orelse)
+                return self._node(body) if self._apply(truth, test) else self._node(orelse)
             case ast.Subscript(value=value, slice=index):
-                return self._node(value)[self._node(index)]
+                return self._entry(value, index)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self._node(item) for item in items]
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
@@ -156,12 +122,42 @@ class Scope:
             hint="use arithmetic, comparison, index, if-else and the functions of docs/recipes.md",
         )
 
-    def _binary(self, op: ast.operator, left: Any, right: Any) -> Any:
-        if isinstance(op, ast.Pow) and abs(right) > 64:
-            raise Day0Error(f"exponent {right}", hint="exponents beyond 64 are refused")
-        if isinstance(op, ast.Mult) and not (_number(left) and _number(right)):
-            raise Day0Error("a product of things that are no numbers", hint="use repeat(list, length) for lists")
-        return _BINARY[type(op)](left, right)
+    def _apply(self, function: Callable[..., Any], *operands: ast.expr) -> Any:
+        values = [self._node(operand) for operand in operands]
+        try:
+            return function(*values)
+        except Unfit as unfit:
+            node, value = operands[unfit.operand], shown(values[unfit.operand])
+            key = self._key(node)
+            if key is not None:
+                raise ConfigFault(f"{key} is {value}, expected {unfit.expected}", hint=CHECK_VALUE) from unfit
+            origin = read_from(self.keys(f"${ast.unparse(node)}"))
+            raise Day0Error(
+                f"{ast.unparse(node)} is {value}{origin}, expected {unfit.expected}", hint=CHECK_VALUE
+            ) from unfit
+
+    def _key(self, node: ast.expr) -> str | None:
+        """The config key that an operand is, as the config spells it, also where a name of `let` stands for it."""
+        match node:
+            case ast.Attribute():
+                return self.config.spelling(_dotted(node))
+            case ast.Name(id=name) if isinstance(raw := self._raw.get(name), str) and raw.startswith("$"):
+                return self._key(_parse(raw[1:]))
+            case ast.Call(func=ast.Name(id="default"), args=[wanted, _]):
+                return self._key(wanted)
+            case ast.Subscript(value=value, slice=index):
+                key = self._key(value)
+                return f"{key}[{self._node(index)}]" if key is not None else None
+        return None
+
+    def _entry(self, values: ast.expr, index: ast.expr) -> Any:
+        held = self._node(values)
+        if held is None:
+            raise MissingKey(f"{self._key(values) or ast.unparse(values)} is null, expected {LIST}", hint=CHECK_VALUE)
+        if isinstance(values, ast.Attribute) and isinstance(index, ast.Name) and index.id == _LAYER:
+            if isinstance(held, list | tuple):
+                self.config.check_length(_dotted(values), list(held))
+        return self._apply(entry, values, index)
 
     def _name(self, name: str) -> Any:
         if name not in self.names:
@@ -169,38 +165,40 @@ class Scope:
             raise Day0Error(f"unknown name {name!r}", hint=f"known: {known}; config keys are written config.<key>")
         return self.names[name]
 
-    def _call(self, name: str, args: list[ast.expr]) -> Any:
-        if name == "default" and len(args) == 2:
+    def _call(self, name: str, arguments: list[ast.expr]) -> Any:
+        if name == "default" and len(arguments) == 2:
             try:
-                return self._node(args[0])
+                value = self._node(arguments[0])
             except MissingKey:
-                return self._node(args[1])
-        values = [self._node(a) for a in args]
-        if name == "len" and len(values) == 1:
-            return len(values[0])
-        if name in ("min", "max") and values:
-            return (min if name == "min" else max)(*values)
-        if name == "int" and len(values) == 1:
-            return int(values[0])
-        if name in ("sqrt", "ln") and len(values) == 1:
-            return (math.sqrt if name == "sqrt" else math.log)(values[0])
-        if name == "first" and len(values) == 1:
-            return values[0][0] if isinstance(values[0], list | tuple) else values[0]
-        if name == "index" and len(values) == 2:
-            return list(values[0]).index(values[1])
-        if name == "repeat" and len(values) == 2:
-            pattern, length = list(values[0]), int(values[1])
-            if not pattern or not 0 <= length <= _MAX_ITEMS:
-                raise Day0Error(f"repeat of {len(pattern)} items to length {length}", hint="give a list and a length")
-            return [pattern[i % len(pattern)] for i in range(length)]
+                value = None
+            return self._node(arguments[1]) if value is None else value
+        if name in FUNCTIONS:
+            fewest, most, function = FUNCTIONS[name]
+            if fewest <= len(arguments) <= most:
+                return self._apply(function, *arguments)
         raise Day0Error(
             f"unknown function or wrong number of arguments: {name}",
             hint="len, min, max, int, sqrt, ln, first, index(list, item), default(config.key, value), repeat(list, n)",
         )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def _parse(text: str) -> ast.expr:
+    if len(text) > _MAX_LENGTH:
+        raise Day0Error(f"expression of {len(text)} characters", hint=f"keep it under {_MAX_LENGTH}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise Day0Error(f"cannot parse this expression ({reason})", hint="see docs/recipes.md") from error
+
+
+def _outermost(node: ast.AST) -> Iterator[ast.AST]:
+    """Names and whole dotted keys below a node: not `config` by itself, nor the beginning of a key."""
+    if isinstance(node, ast.Attribute | ast.Name):
+        yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _outermost(child)
 
 
 def _dotted(node: ast.expr) -> str:

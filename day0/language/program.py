@@ -1,6 +1,7 @@
 """A recipe applied to a config: which operators, with which attributes, stand in which layer, joined by which steps."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +11,16 @@ from day0.errors import Day0Error
 from day0.kernels.interface.attributes import Attributes
 from day0.kernels.interface.kind import Kind
 from day0.kernels.registry import get_kind
-from day0.language.expression import ConfigView, Scope
+from day0.language.config_view import CHECK_VALUE, ConfigFault, ConfigView, MissingKey, read_from, shown
+from day0.language.expression import Scope
+from day0.language.faults import attribute_fault
 from day0.language.recipe import Block, Recipe, Slot, text_config
 from day0.language.steps import Step, parse_step
-from day0.language.weights import Resolved, resolve_source
+from day0.language.weights import Resolved, fill, resolve_source
 
 SKIP = "skip"
 LAYERS = "layers"
+MAX_LAYERS = 10_000  # bounds the work of a config that is wrong
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,20 @@ def apply_recipe(
     `tensors`: names in the checkpoint, which choose between the recipe's alternative spellings. `layers` cuts the
     model to its first layers. Raises Day0Error naming the recipe, the operator and the attribute that is wrong.
     """
-    view = ConfigView(text_config(recipe, dict(config)), aliases=recipe.match.aliases, defaults=recipe.match.defaults)
+    view = ConfigView({}, aliases=recipe.match.aliases, defaults=recipe.match.defaults)
     try:
+        view.config = text_config(recipe, dict(config))
         return _Builder(recipe, view, frozenset(tensors)).build(layers)
     except Day0Error as error:
-        raise type(error)(f"recipe {recipe.recipe}: {error.message}", hint=error.hint) from error
+        also = _unwrapped(recipe, view, error)
+        raise type(error)(f"recipe {recipe.recipe}: {error.message}{also}", hint=error.hint) from error
+
+
+def _unwrapped(recipe: Recipe, view: ConfigView, error: Day0Error) -> str:
+    """What else explains that not one key was found: the sub-config that would hold them is missing."""
+    key = recipe.match.text_config
+    missing = isinstance(error, MissingKey) and key and not view.read and key not in view.config
+    return f", nor a {key!r} that would hold it" if missing else ""
 
 
 class _Builder:
@@ -101,14 +114,16 @@ class _Builder:
         self.tensors = tensors
         self.scope = Scope(view)
         for name, raw in recipe.let.items():
-            self.scope.names[name] = self.scope.value(raw)
+            with _named(f"let {name}"):
+                self.scope.let(name, raw)
         self.blocks = {name: _parse_block(name, block) for name, block in recipe.blocks.items()}
         self.prefix = next((p for p in recipe.weights.prefix if _is_prefix(p, tensors)), recipe.weights.prefix[0])
 
     def build(self, cut: int | None) -> Program:
         self._check_names()
         schedule = self.recipe.schedule
-        count_all = _count("schedule.layers", self.scope.value(schedule.layers))
+        count_all = self._count("schedule.layers", schedule.layers, MAX_LAYERS)
+        self.view.layers = count_all, ", ".join(self.scope.keys(schedule.layers)) or "schedule.layers"
         count = count_all if cut is None else min(count_all, cut)
         model = _parse_block("model", self.recipe.model)
         outer = {name: self._use(name, "model", None) for name in self._operators_of(model)}
@@ -126,13 +141,14 @@ class _Builder:
         lost = sorted(unused - named)
         if lost:
             raise Day0Error(f"operators no step uses: {', '.join(lost)}", hint="use them in a block or remove them")
+        positions = self.scope.value(self.recipe.limits.positions)
         return Program(
             recipe=self.recipe,
             config=dict(self.view.config),
-            vocab_size=self._limit("vocab_size"),
-            positions=None if self.scope.value(self.recipe.limits.positions) is None else self._limit("positions"),
+            vocab_size=self._count("limits.vocab_size", self.recipe.limits.vocab_size),
+            positions=None if positions is None else self._count("limits.positions", self.recipe.limits.positions),
             left_out={
-                entry.pattern.format(prefix=self.prefix, layers=count_all): entry.reason
+                fill(entry.pattern, {"prefix": self.prefix, "layers": count_all}): entry.reason
                 for entry in self.recipe.left_out
             },
             model=model,
@@ -158,8 +174,16 @@ class _Builder:
             if operator not in self.recipe.operators or not weight:
                 raise Day0Error(f"weights: {key!r} is no operator.weight", hint="correct the weights section")
 
-    def _limit(self, name: str) -> int:
-        return _count(f"limits.{name}", self.scope.value(getattr(self.recipe.limits, name)))
+    def _count(self, name: str, raw: Any, most: int | None = None) -> int:
+        """A config's word for a number of things. Raises Day0Error when it is no whole number from 1 to `most`."""
+        value = self.scope.value(raw)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+            bound = f" up to {most}" if most is not None else ""
+            origin = read_from(self.scope.keys(raw))
+            raise ConfigFault(
+                f"{name} is {shown(value)}{origin}, expected a positive whole number{bound}", hint=CHECK_VALUE
+            )
+        return value
 
     def _layer(self, index: int) -> Layer:
         scope = self.scope.with_names(layer=index)
@@ -208,17 +232,16 @@ class _Builder:
             kind: Kind[Any] = get_kind(raw.pop("kind"))
         except KeyError as error:
             raise Day0Error(f"operator {name}: {error.args[0]}", hint="day0 kernels lists the kinds") from error
-        values = {key: self._value(name, key, value, scope) for key, value in raw.items()}
+        values: dict[str, Any] = {}
+        for key, value in raw.items():
+            with _named(f"operator {name}: {key}"):
+                values[key] = scope.value(value)
         try:
             attributes = kind.parse(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(p) for p in first["loc"]) or "attributes"
-            raise Day0Error(
-                f"operator {name} ({kind.name}): {where}: {first['msg']}", hint=f"see day0 kernels show {kind.name}"
-            ) from error
+            raise attribute_fault(f"operator {name} ({kind.name})", error, raw, scope) from error
         owned = kind.weights(attributes)
-        here = self.recipe.weights.layer_prefix.format(prefix=self.prefix, layer=layer)
+        here = fill(self.recipe.weights.layer_prefix, {"prefix": self.prefix, "layer": layer})
         names = {"prefix": self.prefix, "here": here, "layer": layer}
         sources: dict[str, Resolved] = {}
         for weight in owned:
@@ -231,15 +254,10 @@ class _Builder:
                 raise Day0Error(
                     f"nothing says where the checkpoint holds {key}", hint="give the operator a from, or weights.map it"
                 )
-            sources[weight] = resolve_source(source, scope, names, self.tensors)
+            with _named(f"weights of {key}"):
+                sources[weight] = resolve_source(source, scope, names, self.tensors)
         kept = frozenset(w for w in owned if f"{name}.{w}" in self.recipe.weights.float32)
         return OperatorUse(name, block, kind.name, attributes, layer, sources, kept)
-
-    def _value(self, operator: str, key: str, value: Any, scope: Scope) -> Any:
-        try:
-            return scope.value(value)
-        except Day0Error as error:
-            raise type(error)(f"operator {operator}: {key}: {error.message}", hint=error.hint) from error
 
     def _check_steps(self, block: ParsedBlock, slots: Mapping[str, str], operators: Mapping[str, OperatorUse]) -> None:
         known = set(block.takes)
@@ -284,11 +302,13 @@ class _Builder:
             )
 
 
-def _count(name: str, value: Any) -> int:
-    """A config's word for a number of things. Raises Day0Error when it is no positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Day0Error(f"{name} is {value!r}, which is no positive whole number", hint="check the config")
-    return value
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says what was evaluated when it fails."""
+    try:
+        yield
+    except Day0Error as error:
+        raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
 
 
 def _parse_block(name: str, block: Block) -> ParsedBlock:
@@ -309,10 +329,12 @@ def _callees(block: ParsedBlock) -> list[str]:
 
 def _choose(name: str, slot: Slot, scope: Scope) -> str:
     value = scope.value(slot.select)
-    key = str(value).lower() if isinstance(value, bool) else str(value)
+    key = value if isinstance(value, str) else shown(value)
     if key not in slot.cases:
+        origin = read_from({k: v for k, v in scope.keys(slot.select).items() if not isinstance(v, list)})
         raise Day0Error(
-            f"slot {name} at layer {scope.names['layer']}: no case for {key!r}", hint=f"cases: {', '.join(slot.cases)}"
+            f"slot {name} at layer {scope.names['layer']}: no case for {key!r}{origin}",
+            hint=f"cases: {', '.join(slot.cases)}",
         )
     return slot.cases[key]
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
+from day0.language.config_view import shown
 from day0.language.steps import is_name, parse_step
 
 
@@ -253,6 +254,14 @@ def respelled(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_config(recipe: Recipe, config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's part of a config: the sub-config in a multimodal wrapper, else the config itself."""
-    inner = config.get(recipe.match.text_config) if recipe.match.text_config else None
-    return inner if isinstance(inner, dict) else config
+    """The text model's part of a config: the sub-config in a multimodal wrapper, else the config itself.
+
+    Raises Day0Error where that sub-config is no object.
+    """
+    key = recipe.match.text_config
+    if not key or key not in config:
+        return config
+    inner = config[key]
+    if not isinstance(inner, dict):
+        raise Day0Error(f"{key} is {shown(inner)}, expected an object", hint="correct the config")
+    return inner

@@ -17,10 +17,12 @@ Resolving fills the patterns and evaluates the expressions; what is left (`Resol
 `day0.kernels.interface.weight_map` applies without knowing recipes.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from day0.errors import Day0Error
+from day0.language.config_view import CHECK_VALUE, read_from, shown
 from day0.language.expression import Scope
 
 Resolved = str | dict[str, Any]
@@ -35,6 +37,10 @@ _KEYS: dict[str, frozenset[str]] = {
     "reshape": frozenset({"reshape", "shape"}),
     "first_of": frozenset({"first_of"}),
 }
+_FIELD = re.compile(r"\{([a-z_]+)\}")
+_NEEDED = {key: owned - {"dim", "over"} for key, owned in _KEYS.items()}
+MAX_SIZE = 2**40  # elements along a dimension
+MAX_PARTS = 100_000  # of a stack: bounds the work of a config that is wrong
 
 
 def resolve_source(source: Any, scope: Scope, names: Mapping[str, Any], tensors: Collection[str]) -> Resolved:
@@ -44,34 +50,68 @@ def resolve_source(source: Any, scope: Scope, names: Mapping[str, Any], tensors:
     Raises Day0Error on a malformed source.
     """
     if isinstance(source, str):
-        try:
-            return source.format_map(dict(names))
-        except (KeyError, IndexError, ValueError) as error:
-            raise Day0Error(
-                f"weight source {source!r}: {error}", hint="patterns may use {prefix}, {here}, {layer}"
-            ) from error
+        return fill(source, names)
     if not isinstance(source, Mapping):
         raise Day0Error(f"weight source {source!r} is neither a name nor a mapping", hint="see docs/recipes.md")
     operation = next((key for key in _KEYS if key in source), None)
-    if operation is None or set(source) - _KEYS[operation]:
+    if operation is None or set(source) - _KEYS[operation] or _NEEDED[operation] - set(source):
         raise Day0Error(
-            f"weight source with keys {sorted(source)}", hint=f"one of {', '.join(_KEYS)} with its own keys"
+            f"weight source with keys {', '.join(map(str, source))}",
+            hint=f"one of {', '.join(_KEYS)} with its own keys (docs/recipes.md)",
         )
     inner = source[operation]
+    if operation in ("first_of", "concat") and not (isinstance(inner, list | tuple) and inner):
+        raise Day0Error(f"{operation} of {shown(inner)}, expected a list of sources", hint="see docs/recipes.md")
     if operation == "first_of":
         options = [resolve_source(option, scope, names, tensors) for option in inner]
         return next((o for o in options if all(t in tensors for t in tensor_names(o))), options[0])
     if operation == "concat":
         parts = [resolve_source(part, scope, names, tensors) for part in inner]
-        return {"concat": parts, "dim": int(scope.value(source.get("dim", 0)))}
+        return {"concat": parts, "dim": _whole(source.get("dim", 0), "dim", scope, least=-8, most=8)}
     if operation in ("stack", "concat_each"):
-        count = int(scope.value(source["count"]))
-        over = source.get("over", "expert" if operation == "stack" else "part")
+        count = _whole(source["count"], "count", scope, most=MAX_PARTS)
+        over = str(source.get("over", "expert" if operation == "stack" else "part"))
         parts = [resolve_source(inner, scope, {**names, over: i}, tensors) for i in range(count)]
         return {"stack": parts} if operation == "stack" else {"concat": parts, "dim": 0}
     resolved = resolve_source(inner, scope, names, tensors)
-    rest = {key: scope.value(value) for key, value in source.items() if key != operation}
+    rest: dict[str, Any] = {}
+    for key, raw in source.items():
+        if key in ("sizes", "shape"):
+            rest[key] = _sizes(raw, key, scope)
+        elif key != operation:
+            rest[key] = _whole(raw, key, scope, least={"dim": -8, "take": 0}.get(key, 1))
+    if "take" in rest and rest["take"] >= len(rest["sizes"]):
+        raise Day0Error(f"take {rest['take']} of {len(rest['sizes'])} parts", hint="parts are counted from 0")
     return {operation: resolved, **rest}
+
+
+def _sizes(raw: Any, name: str, scope: Scope) -> list[int]:
+    sizes = scope.value(raw)
+    if not isinstance(sizes, list | tuple) or not sizes:
+        raise Day0Error(f"{name} is {shown(sizes)}, expected a list of sizes", hint="see docs/recipes.md")
+    return [_check_whole(size, raw, name, scope, 1, MAX_SIZE) for size in sizes]
+
+
+def _whole(raw: Any, name: str, scope: Scope, *, least: int = 1, most: int = MAX_SIZE) -> int:
+    return _check_whole(scope.value(raw), raw, name, scope, least, most)
+
+
+def _check_whole(value: Any, raw: Any, name: str, scope: Scope, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise Day0Error(
+            f"{name} is {shown(value)}{read_from(scope.keys(raw))}, expected a whole number from {least} to {most}",
+            hint=CHECK_VALUE,
+        )
+    return value
+
+
+def fill(pattern: str, names: Mapping[str, Any]) -> str:
+    """The pattern with each {name} replaced. Raises Day0Error for another name, and for a brace by itself."""
+    unknown = [field for field in _FIELD.findall(pattern) if field not in names]
+    if unknown or "{" in (rest := _FIELD.sub("", pattern)) or "}" in rest:
+        known = ", ".join(f"{{{name}}}" for name in names)
+        raise Day0Error(f"cannot fill in the tensor name {pattern!r}", hint=f"it may use {known}")
+    return _FIELD.sub(lambda field: str(names[field.group(1)]), pattern)
 
 
 def tensor_names(source: Resolved) -> Iterator[str]:

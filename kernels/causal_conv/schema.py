@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from day0.artifacts.layout import Component
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -15,11 +15,11 @@ class CausalConvAttributes(Attributes):
     `split` hands the output on as consecutive parts of these widths (they sum to `channels`).
     """
 
-    channels: int
-    kernel_size: int
+    channels: Size
+    kernel_size: Size
     activation: Literal["none", "silu"] = "none"
     bias: bool = False
-    dilation: int = 1
+    dilation: Size = 1
     split: tuple[int, ...] = ()
 
     @model_validator(mode="after")

@@ -1,14 +1,14 @@
 """Attributes and weights of the kind `embedding`."""
 
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
 class EmbeddingAttributes(Attributes):
     """A table of `vocab_size` rows of `width` channels, whose rows are multiplied by `scale`."""
 
-    vocab_size: int
-    width: int
+    vocab_size: Size
+    width: Size
     scale: float = 1.0
 
 

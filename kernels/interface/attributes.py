@@ -1,8 +1,11 @@
 """The base of every kind's attribute schema."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+Size = Annotated[int, Field(ge=1)]
+"""A count or an extent that is never nothing."""
 
 
 class Attributes(BaseModel):

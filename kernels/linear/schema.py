@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -12,8 +12,8 @@ class LinearAttributes(Attributes):
     `softcap` c > 0 makes the result c * tanh(y / c). `float32` computes in float32 whatever the activation dtype.
     """
 
-    in_features: int
-    out_features: int
+    in_features: Size
+    out_features: Size
     bias: bool = False
     split: tuple[int, ...] = ()
     softcap: float = Field(default=0.0, ge=0.0)

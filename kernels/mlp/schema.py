@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -14,11 +14,11 @@ class MlpAttributes(Attributes):
     `clamp` L > 0 cuts the gate to at most L and up to [-L, L] before the activation; 0 cuts nothing.
     """
 
-    width: int
-    hidden: int
+    width: Size
+    hidden: Size
     activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = "silu"
     gated: bool = True
-    clamp: float = 0.0
+    clamp: float = Field(default=0.0, ge=0.0)
 
     @model_validator(mode="after")
     def _clamp_belongs_to_a_gate(self) -> "MlpAttributes":

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -15,9 +15,9 @@ class MoeAttributes(Attributes):
     they are multiplied by `routed_scale`. Experts of equal score are taken in index order.
     """
 
-    width: int
-    hidden: int
-    experts: int
+    width: Size
+    hidden: Size
+    experts: Size
     top_k: int
     scores: Literal["softmax", "sigmoid"]
     # Experts are chosen by score + router_bias and weighted by the score alone.
@@ -27,15 +27,15 @@ class MoeAttributes(Attributes):
     groups: int = 1
     groups_kept: int = 1
     renormalise: bool = True
-    renormalise_eps: float = 0.0
+    renormalise_eps: float = Field(default=0.0, ge=0.0)
     routed_scale: float = 1.0
     # True: logits and weights in float32. False: logits in the activation dtype, to which the weights are cast too.
     router_float32: bool = True
     activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = "silu"
     # L > 0 cuts each expert's gate to at most L and its up to [-L, L] before the activation; 0 cuts nothing.
-    clamp: float = 0.0
+    clamp: float = Field(default=0.0, ge=0.0)
     # Hidden width of the expert that every token goes through; 0: there is none.
-    shared_hidden: int = 0
+    shared_hidden: int = Field(default=0, ge=0)
     # "sigmoid": the shared expert's output is multiplied by sigmoid(shared_gate x), one number per token.
     shared_gate: Literal["none", "sigmoid"] = "none"
 

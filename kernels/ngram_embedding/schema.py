@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from day0.artifacts.layout import Component
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 from day0.kernels.ngram_embedding.hashing import table_sizes
 
@@ -18,20 +18,20 @@ class NgramEmbeddingAttributes(Attributes):
     heads' tables stand one after the other in the weight `table`.
     """
 
-    width: int
-    streams: int
-    embed_dim: int  # channels of all heads together
-    vocab_size: int  # token ids; bounds the hash multipliers
+    width: Size
+    streams: Size
+    embed_dim: Size  # channels of all heads together
+    vocab_size: Size  # token ids; bounds the hash multipliers
     ngram_size: int
     heads_per_ngram: int
-    table_base: int  # the smallest table has the first prime >= this many rows
-    table_divisor: int  # the rows of all tables together are padded to a multiple of this
+    table_base: Size  # the smallest table has the first prime >= this many rows
+    table_divisor: Size  # the rows of all tables together are padded to a multiple of this
     seed: int
-    layer_index: int  # counts the layers that have such an embedding, from 0
+    layer_index: int = Field(ge=0)  # counts the layers that have such an embedding, from 0
     eos_id: int  # n-grams do not reach back over this token; it stands before the beginning too
-    norm_eps: float
-    conv_kernel: int
-    conv_dilation: int
+    norm_eps: float = Field(ge=0.0)
+    conv_kernel: Size
+    conv_dilation: Size
 
     @model_validator(mode="after")
     def _heads_divide_the_embedding(self) -> "NgramEmbeddingAttributes":

@@ -2,7 +2,9 @@
 
 from typing import Any, Literal
 
-from day0.kernels.interface.attributes import Attributes
+from pydantic import Field
+
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -10,9 +12,9 @@ class NormAttributes(Attributes):
     """Normalises groups of `dim` channels; `groups` consecutive groups share one weight vector of groups * dim."""
 
     dim: int
-    eps: float
+    eps: float = Field(ge=0.0)
     form: Literal["rms", "layer"] = "rms"
-    groups: int = 1
+    groups: Size = 1
     weight: Literal["none", "plain", "one_plus"] = "plain"
     bias: bool = False
     # Where the result goes back to the activation dtype: before or after the product with the weight.

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from day0.artifacts.layout import Component
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -17,8 +17,8 @@ class RecurrenceAttributes(Attributes):
 
     key_heads: int
     value_heads: int
-    key_dim: int
-    value_dim: int
+    key_dim: Size
+    value_dim: Size
     # Write what the state does not already say of the value (the delta rule), or the value itself.
     delta_rule: bool
 
@@ -40,7 +40,7 @@ class RecurrenceAttributes(Attributes):
 
     # "l2": q and k divided by sqrt(sum of squares + qk_norm_eps), per head.
     qk_norm: Literal["none", "l2"] = "none"
-    qk_norm_eps: float = 1e-6
+    qk_norm_eps: float = Field(default=1e-6, ge=0.0)
     # What multiplies the query; None is key_dim ** -0.5, as in scaled dot product attention.
     scale: float | None = None
     # Adds D * v to the output, with a weight D per value head.

@@ -14,9 +14,9 @@ The stream h is [N, width] in scheme "add" and [N, streams or sources, width] in
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.attributes import Attributes, Size
 from day0.kernels.interface.kind import Weight
 
 
@@ -27,12 +27,14 @@ class ResidualMixAttributes(Attributes):
     # through low-rank channel gates. "attention": softmax over the earlier outputs (Attention Residuals).
     scheme: Literal["add", "mhc", "gated_streams", "attention"]
     role: Literal["branch", "boundary"] = "branch"
-    width: int
+    width: Size
     multiplier: float = 1.0  # add
     streams: int = 0  # mhc, gated_streams
     norm_eps: float = 0.0  # mhc branch, gated_streams, attention: eps of the RMS norm in front of the gates or keys
     sinkhorn_iterations: int = 0  # mhc branch: column normalisations
-    mix_eps: float = 0.0  # mhc branch: added to the pre gates, the mixing matrix and the Sinkhorn divisors
+    mix_eps: float = Field(
+        default=0.0, ge=0.0
+    )  # mhc branch: added to the pre gates, the mixing matrix and the Sinkhorn divisors
     collapse: Literal["mean", "sum"] = "mean"  # mhc boundary: how the streams become one
     rank: int = 0  # gated_streams: inner width of the gate projection
     sources: int = 0  # attention: how many sources the operator reads

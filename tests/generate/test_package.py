@@ -213,7 +213,7 @@ def test_nothing_from_a_repo_becomes_code(generate, repo, tmp_path):
     recipe = toy.RECIPE.replace("positions: 200", "positions: $config.limit")
     (tmp_path / "limit.yaml").write_text(recipe)
     config = {**toy.CONFIG, "limit": hostile}
-    with pytest.raises(Day0Error, match="no positive whole number"):
+    with pytest.raises(Day0Error, match="expected a positive whole number"):
         apply_recipe(load_recipe(str(tmp_path / "limit.yaml")), config)
     words = 'a """ doc \\" ends\n' + hostile
     (tmp_path / "doc.yaml").write_text(toy.RECIPE.replace("doc: two products", f"doc: {json.dumps(words)}"))

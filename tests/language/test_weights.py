@@ -5,10 +5,11 @@ import torch
 
 from day0.errors import Day0Error
 from day0.kernels.interface.weight_map import build, built_shape
-from day0.language.expression import ConfigView, Scope
+from day0.language.config_view import ConfigView
+from day0.language.expression import Scope
 from day0.language.weights import describe, resolve_source, tensor_names
 
-SCOPE = Scope(ConfigView({"n": 2, "d": 3}))
+SCOPE = Scope(ConfigView({"n": 2, "d": 3, "word": "two"}))
 NAMES = {"prefix": "model", "here": "model.layers.4", "layer": 4}
 TENSORS = {
     "model.layers.4.a": torch.arange(12.0).reshape(6, 2),
@@ -64,7 +65,18 @@ def test_a_first_of_without_a_complete_option_gives_the_first_so_that_its_tensor
         ({"concat": ["{here}.a"], "axis": 1}, "axis"),
         ({"zip": []}, "zip"),
         (7, "neither a name"),
-        ("{here", "weight source"),
+        ("{here", "'{here'"),
+        ("{here.__class__}", "__class__"),
+        ("{layer:>99}", "99"),
+        ({"stack": "{here}.a"}, "keys stack"),
+        ({"stack": "{here}.a", "count": "$config.word"}, r'count is "two" \(from word = "two"\), expected a whole'),
+        ({"stack": "{here}.a", "count": 10**9}, "count is 1000000000"),
+        ({"concat": "{here}.a"}, "concat of .*, expected a list of sources"),
+        ({"first_of": []}, r"first_of of \[\]"),
+        ({"split": "{here}.a", "sizes": 3, "take": 0}, "sizes is 3, expected a list"),
+        ({"split": "{here}.a", "sizes": [1, -1], "take": 0}, "sizes is -1"),
+        ({"split": "{here}.a", "sizes": [1, 1], "take": 2}, "take 2 of 2 parts"),
+        ({"reshape": "{here}.a", "shape": ["$config.d", "x"]}, 'shape is "x"'),
     ],
 )
 def test_malformed_sources_are_refused(source, words):
