@@ -17,6 +17,7 @@ from day0.artifacts.inventory import Inventory
 from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
 from day0.artifacts.provenance import file_hash, kernel_set_hash, package_versions
+from day0.artifacts.regular import regular
 from day0.errors import Day0Error
 from day0.repo.files import WORKSPACE_IDENTITY, WORKSPACE_SUFFIX
 
@@ -133,7 +134,7 @@ class Workspace:
     def open(cls, folder: Path) -> "Workspace":
         """An existing workspace. Raises Day0Error when the folder is none."""
         try:
-            identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+            identity = json.loads(regular(folder / IDENTITY).read_text(encoding="utf-8"))
             return cls(folder, identity)
         except (FileNotFoundError, NotADirectoryError):
             raise Day0Error(f"{folder} is no workspace", hint="run `day0 decompose REPO` first") from None

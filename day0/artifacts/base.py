@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from day0.artifacts.regular import regular
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 
@@ -63,7 +64,7 @@ class Artifact(Record):
         path = folder / (name or cls.FILE)
         again = "delete it and run its stage again"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = regular(path).read_text(encoding="utf-8")
         except FileNotFoundError:
             raise Day0Error(f"{path} does not exist", hint="run the stage that writes it first") from None
         except (OSError, UnicodeDecodeError) as error:

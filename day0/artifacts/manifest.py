@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from day0.artifacts.base import Provenance, Record
 from day0.artifacts.provenance import file_hash
+from day0.artifacts.regular import regular
 from day0.errors import Day0Error
 
 
@@ -35,7 +36,7 @@ class Manifest(Record):
         """The manifest of the package in `folder`. Raises Day0Error when there is none, or it is damaged."""
         path = folder / cls.FILE
         try:
-            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
+            return cls.model_validate(json.loads(regular(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise Day0Error(f"{folder} holds no package", hint="run day0 generate first") from None
         except (OSError, ValueError, RecursionError) as error:

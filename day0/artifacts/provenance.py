@@ -9,6 +9,7 @@ from typing import Any
 
 import day0
 from day0.artifacts.base import Provenance
+from day0.artifacts.regular import regular
 from day0.errors import Day0Error
 
 _PACKAGES = ("torch", "triton", "transformers")
@@ -40,7 +41,7 @@ def produced_by(
 def file_hash(path: Path) -> str:
     """SHA-256 (hex) of a file's content. Raises Day0Error when it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(regular(path).read_bytes()).hexdigest()
     except OSError as error:
         raise Day0Error(f"cannot read {path}: {error.strerror}", hint="run the stage that writes it first") from error
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from day0.artifacts.regular import regular
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 from day0.language.config_view import shown
@@ -218,7 +219,7 @@ def load_recipe(name_or_path: str) -> Recipe:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
         try:
-            return read_recipe(path.read_text(encoding="utf-8"), name=str(path))
+            return read_recipe(regular(path).read_text(encoding="utf-8"), name=str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise Day0Error(f"cannot read recipe {path}: {error}", hint="check the path") from error
     known = shipped_recipes()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from day0.artifacts.regular import regular
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
 
@@ -85,7 +86,7 @@ def load_device(name_or_path: str) -> Device:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
         try:
-            return read_device(path.read_text(encoding="utf-8"), name=str(path))
+            return read_device(regular(path).read_text(encoding="utf-8"), name=str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise Day0Error(f"cannot read device {path}: {error}", hint="check the path") from error
     known = shipped_devices()

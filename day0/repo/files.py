@@ -4,6 +4,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from day0.artifacts.regular import regular
 from day0.errors import Day0Error
 from day0.repo.headers import FileHeader, read_file_header
 
@@ -119,7 +120,7 @@ class LocalFiles:
                 f"{path} is a link to {target}, outside the repo",
                 hint="copy the file into the folder, or open the folder that holds it",
             )
-        return file
+        return regular(file)
 
 
 def _is_hidden_or_workspace(folder: Path) -> bool:
