@@ -11,3 +11,18 @@ TORCH = Contract(
         Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math"),
     ),
 )
+
+TRITON = Contract(
+    "residual_mix",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
+        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        Clause("width", "attribute", "width", Between(low=1, high=16384), "one program holds a source in registers"),
+        Clause("mix_eps", "attribute", "mix_eps", Between(low=0.0), "it keeps the Sinkhorn divisors above zero"),
+        Clause("streams", "attribute", "streams", Between(low=0, high=8), "the mixing of the streams is unrolled"),
+        Clause("rank", "attribute", "rank", Between(low=0, high=256), "a tile holds the whole bottleneck"),
+        Clause("sources", "attribute", "sources", Between(low=0, high=128), "one program keeps all scores"),
+        Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "sums are in float32"),
+    ),
+)

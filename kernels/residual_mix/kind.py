@@ -1,7 +1,7 @@
 """The kind `residual_mix`: how branch outputs enter the residual stream."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.residual_mix.contract import TORCH
+from day0.kernels.residual_mix.contract import TORCH, TRITON
 from day0.kernels.residual_mix.cost import cost
 from day0.kernels.residual_mix.schema import ResidualMixAttributes, outputs, weights
 
@@ -18,6 +18,9 @@ KIND = Kind(
     },
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.residual_mix.reference", TORCH),),
+    implementations=(
+        Implementation("torch", "day0.kernels.residual_mix.reference", TORCH),
+        Implementation("triton", "day0.kernels.residual_mix.triton_fused", TRITON),
+    ),
     fuses_with={"norm": "the branch input can be normalised as the streams are read"},
 )
