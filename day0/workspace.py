@@ -208,8 +208,9 @@ class Workspace:
                 self._wait_for_lock(handle, deadline)
                 if not self._is_the_lock(handle):  # its holder took the workspace away: see `claimed`
                     continue
-                os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
+                with suppress(OSError):  # a full disk: the number only tells others who holds the lock
+                    os.ftruncate(handle, 0)
+                    os.write(handle, str(os.getpid()).encode())
                 yield
                 return
             finally:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -261,6 +262,19 @@ def test_a_new_workspace_that_nothing_was_written_in_goes_with_its_folders(tmp_p
     with made.claimed():
         pass
     assert Workspace.open(made.folder).name == "toy"
+
+
+def test_a_full_disk_leaves_no_workspace(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = Workspace(tmp_path / "toy.day0", IDENTITY_OF_TOY)
+    monkeypatch.setattr(os, "write", full)  # the lock's
+    monkeypatch.setattr(os, "replace", full)  # an artifact's
+    with pytest.raises(Day0Error, match=r"cannot write .*workspace\.json: No space left on device"):
+        with made.claimed():
+            pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["an artifact", "an older workspace", "a folder of the user's"])
