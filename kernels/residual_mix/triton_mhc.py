@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """Manifold-constrained hyper-connections: mix the streams, project them, and collapse them into the next input.
 
 With f the flattened stream of a token, u = fn RMS(f) = (fn f) / rms(f): the projection and the sum of squares go over

@@ -1,0 +1,204 @@
+"""Speed of the residual schemes around a branch: what its output changes in the stream, and the next branch's input."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from day0.kernels.common.conformance import relative_l2
+from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations, time_us
+from day0.kernels.common.triton_tuning import Config
+from day0.kernels.residual_mix import reference, triton_attention, triton_gated_streams, triton_mhc
+from day0.kernels.residual_mix.schema import ResidualMixAttributes, weights
+from day0.kernels.residual_mix.triton_fused import mhc_outputs
+
+MHC = ResidualMixAttributes(
+    scheme="mhc", width=4096, streams=4, norm_eps=1e-6, sinkhorn_iterations=20, mix_eps=1e-6
+)  # fmt: skip
+GATED = ResidualMixAttributes(scheme="gated_streams", width=2048, streams=4, norm_eps=1e-6, rank=128)
+ATTENTION = ResidualMixAttributes(scheme="attention", width=4096, sources=8, norm_eps=1e-6, weighted_keys=True)
+COMPARED = 64  # tokens held to float64
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def _weights(a: ResidualMixAttributes) -> dict[str, Tensor]:
+    made = {}
+    for name, spec in weights(a).items():
+        scale = spec.shape[-1] ** -0.5 if len(spec.shape) > 1 else 0.5
+        value = torch.randn(spec.shape, device="cuda") * scale
+        made[name] = value if spec.dtype == "float32" else value.bfloat16()
+    return made
+
+
+def _double(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in values.items()}
+
+
+def _measure(run: Run, sets: int) -> float:
+    """Seconds in a graph, since several short launches are otherwise bound by the host; inf where they cannot run."""
+    return time_us(run, sets)[0] * 1e-6 if median_seconds(lambda: run(0), repeats=1) != float("inf") else float("inf")
+
+
+def _compiled(step: Callable[..., object]) -> Callable[..., object]:
+    torch._dynamo.reset()
+    compiled: Callable[..., object] = torch.compile(step, dynamic=False)
+    return compiled
+
+
+def _post_pre(a: ResidualMixAttributes, owned: Mapping[str, Tensor], h: Tensor, y: Tensor, *mix: Tensor) -> object:
+    """The stream after one branch and the next one's input, by the reference."""
+    new = reference.post(a, h, y, mix if a.scheme == "mhc" else mix[0])
+    return new, reference.pre(a, new, **owned)
+
+
+def _mhc(tokens: int) -> Prepared:
+    a, owned = MHC, _weights(MHC)
+    moved = 2 * (2 * a.streams + 2) * tokens * a.width
+    sets = rotations(moved)
+    hs = [_draw(tokens, a.streams, a.width) for _ in range(sets)]
+    ys = [_draw(tokens, a.width) for _ in range(sets)]
+    mixes = [mhc_outputs(h)[1:] for h in hs]
+    for gates, mixing in mixes:
+        gates.uniform_(0, 2)
+        mixing.copy_(torch.rand_like(mixing).softmax(-1))
+    news = [torch.empty_like(h) for h in hs]
+    outs = [mhc_outputs(h) for h in hs]
+    few = tokens <= triton_mhc.FEW
+    space = triton_mhc.FEW_SPACE if few else triton_mhc.MANY_SPACE
+    bucket = triton_mhc.bucket(tokens, a.streams, a.width)
+
+    def run(config: Config, scratch: Tensor, i: int) -> None:
+        triton_mhc.read(
+            hs[i], owned["fn"], owned["base"], owned["scale"], norm_eps=a.norm_eps, mix_eps=a.mix_eps,
+            iterations=a.sinkhorn_iterations, out=outs[i], scratch=scratch, written=(ys[i], *mixes[i]),
+            h_new=news[i], launch=dict(config),
+        )  # fmt: skip
+
+    def measure(config: Config) -> float:
+        return _measure(partial(run, config, triton_mhc.workspace(hs[0], launch=dict(config))), sets)
+
+    chosen = space.tune(bucket, measure)
+    ours = partial(run, chosen, triton_mhc.workspace(hs[0], launch=dict(chosen)))
+    step = partial(_post_pre, a, owned)
+    compiled = _compiled(step)
+
+    def error() -> float:
+        ours(0)
+        h, y = hs[0][:COMPARED].double(), ys[0][:COMPARED].double()
+        new = reference.post(a, h, y, tuple(m[:COMPARED].double() for m in mixes[0]))
+        x, _ = reference.pre(a, news[0][:COMPARED].double(), **_double(owned))
+        return max(relative_l2(news[0][:COMPARED], new), relative_l2(outs[0][0][:COMPARED], x))
+
+    rows = (2 + a.streams) * a.streams
+    mix_bytes = 2 * tokens * 4 * a.streams * (1 + a.streams)
+    floor = Floor(moved + owned["fn"].nbytes + mix_bytes, 2.0 * tokens * rows * a.streams * a.width)
+    peers = {
+        "torch eager": lambda i: step(hs[i], ys[i], *mixes[i]),
+        "torch.compile": lambda i: compiled(hs[i], ys[i], *mixes[i]),
+    }
+    return Prepared(sets, ours, floor, peers, error)
+
+
+def _gated(tokens: int) -> Prepared:
+    a, owned = GATED, _weights(GATED)
+    moved = 2 * (2 * a.streams + 2) * tokens * a.width
+    sets = rotations(moved)
+    hs = [_draw(tokens, a.streams, a.width) for _ in range(sets)]
+    ys = [_draw(tokens, a.width) for _ in range(sets)]
+    mixes = [torch.rand(tokens, a.streams, device="cuda").bfloat16() for _ in range(sets)]
+    news = [torch.empty_like(h) for h in hs]
+    outs = [(torch.empty_like(y), torch.empty_like(mix)) for y, mix in zip(ys, mixes, strict=True)]
+    few = tokens <= triton_gated_streams.FEW
+    space = triton_gated_streams.FEW_SPACE if few else triton_gated_streams.MANY_SPACE
+    bucket = triton_gated_streams.bucket(tokens, a.streams, a.width, a.rank)
+
+    def run(config: Config, scratch: tuple[Tensor, Tensor, Tensor], i: int) -> None:
+        triton_gated_streams.write(hs[i], ys[i], mixes[i], out=news[i])
+        triton_gated_streams.read(
+            news[i], owned["norm"], owned["down"], owned["up"], owned["inject"], norm_eps=a.norm_eps, out=outs[i],
+            scratch=scratch, launch=dict(config),
+        )  # fmt: skip
+
+    def measure(config: Config) -> float:
+        scratch = triton_gated_streams.workspace(hs[0], a.rank, launch=dict(config))
+        return _measure(partial(run, config, scratch), sets)
+
+    chosen = space.tune(bucket, measure)
+    ours = partial(run, chosen, triton_gated_streams.workspace(hs[0], a.rank, launch=dict(chosen)))
+    step = partial(_post_pre, a, owned)
+    compiled = _compiled(step)
+
+    def error() -> float:
+        ours(0)
+        new = reference.post(a, *(z[0][:COMPARED].double() for z in (hs, ys, mixes)))
+        x, mix = reference.pre(a, news[0][:COMPARED].double(), **_double(owned))
+        pairs = (news[0], new), (outs[0][0], x), (outs[0][1], mix)
+        return max(relative_l2(got[:COMPARED], want) for got, want in pairs if isinstance(want, Tensor))
+
+    floor = Floor(
+        moved + sum(w.nbytes for w in owned.values()),
+        2.0 * tokens * (2 * a.rank + a.streams) * a.streams * a.width,
+    )
+    peers = {
+        "torch eager": lambda i: step(hs[i], ys[i], mixes[i]),
+        "torch.compile": lambda i: compiled(hs[i], ys[i], mixes[i]),
+    }
+    return Prepared(sets, ours, floor, peers, error)
+
+
+def _attention(tokens: int) -> Prepared:
+    a, owned = ATTENTION, _weights(ATTENTION)
+    moved = 2 * (a.sources + 1) * tokens * a.width
+    sets = rotations(moved)
+    hs = [_draw(tokens, a.sources, a.width) for _ in range(sets)]
+    outs = [
+        (torch.empty_like(h[:, 0].contiguous()), torch.empty(tokens, a.sources, device="cuda"))
+        for h in hs
+    ]  # fmt: skip
+
+    def run(config: Config, i: int) -> None:
+        triton_attention.read(
+            hs[i], owned["query"], owned["key_weight"], norm_eps=a.norm_eps, scale=a.scale, normed=False,
+            out=outs[i], launch=dict(config),
+        )  # fmt: skip
+
+    bucket = triton_attention.bucket(tokens, a.sources, a.width)
+    chosen = triton_attention.SPACE.tune(bucket, lambda config: _measure(partial(run, config), sets))
+    ours = partial(run, chosen)
+    step = partial(reference.pre, a, **owned)
+    compiled = _compiled(step)
+
+    def error() -> float:
+        ours(0)
+        x, p = reference.pre(a, hs[0][:COMPARED].double(), **_double(owned))
+        assert isinstance(p, Tensor)
+        return max(relative_l2(outs[0][0][:COMPARED], x), relative_l2(outs[0][1][:COMPARED], p))
+
+    peers: dict[str, Run] = {"torch eager": lambda i: step(hs[i]), "torch.compile": lambda i: compiled(hs[i])}
+    theirs = _fla(hs, owned["query"], owned["key_weight"], a)
+    return Prepared(sets, ours, Floor(moved + 4 * tokens * a.sources), peers | theirs, error)
+
+
+def _fla(hs: list[Tensor], query: Tensor, key_weight: Tensor, a: ResidualMixAttributes) -> dict[str, Run]:
+    """fla takes its sources as separate tensors: it gets them contiguous."""
+    try:
+        from fla.ops.attnres import fused_attnres
+    except ImportError:
+        return {}
+    sources = [[s.contiguous() for s in h.unbind(1)] for h in hs]
+    return {"fla": lambda i: fused_attnres(query, sources[i], key_weight, rms_eps=a.norm_eps, scale=a.scale)}
+
+
+BENCHES = (
+    *(
+        Bench("mHC post + pre", f"{n} tokens, 4 x 4096", partial(_mhc, n), goal)
+        for n, goal in ((64, ">= 10x eager torch"), (4096, ">= 10x eager torch, >= 60 % of floor"))
+    ),
+    Bench("Attention Residuals", "8192 tokens, 8 x 4096", partial(_attention, 8192), ">= 75 % of floor"),
+    Bench("Attention Residuals", "64 tokens, 8 x 4096", partial(_attention, 64)),
+    *(Bench("gated streams post + pre", f"{n} tokens, 4 x 2048, rank 128", partial(_gated, n)) for n in (64, 4096)),
+)
