@@ -1,5 +1,6 @@
 """Speed of the residual schemes around a branch: what its output changes in the stream, and the next branch's input."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -155,10 +156,7 @@ def _attention(tokens: int) -> Prepared:
     moved = 2 * (a.sources + 1) * tokens * a.width
     sets = rotations(moved)
     hs = [_draw(tokens, a.sources, a.width) for _ in range(sets)]
-    outs = [
-        (torch.empty_like(h[:, 0].contiguous()), torch.empty(tokens, a.sources, device="cuda"))
-        for h in hs
-    ]  # fmt: skip
+    outs = [(h.new_empty(tokens, a.width), torch.empty(tokens, a.sources, device="cuda")) for h in hs]
 
     def run(config: Config, i: int) -> None:
         triton_attention.read(
@@ -169,7 +167,10 @@ def _attention(tokens: int) -> Prepared:
     bucket = triton_attention.bucket(tokens, a.sources, a.width)
     chosen = triton_attention.SPACE.tune(bucket, lambda config: _measure(partial(run, config), sets))
     ours = partial(run, chosen)
-    step = partial(reference.pre, a, **owned)
+
+    def step(h: Tensor) -> object:
+        return reference.pre(a, h, **owned)
+
     compiled = _compiled(step)
 
     def error() -> float:
@@ -186,11 +187,11 @@ def _attention(tokens: int) -> Prepared:
 def _fla(hs: list[Tensor], query: Tensor, key_weight: Tensor, a: ResidualMixAttributes) -> dict[str, Run]:
     """fla takes its sources as separate tensors: it gets them contiguous."""
     try:
-        from fla.ops.attnres import fused_attnres
+        fused = importlib.import_module("fla.ops.attnres").fused_attnres
     except ImportError:
         return {}
     sources = [[s.contiguous() for s in h.unbind(1)] for h in hs]
-    return {"fla": lambda i: fused_attnres(query, sources[i], key_weight, rms_eps=a.norm_eps, scale=a.scale)}
+    return {"fla": lambda i: fused(query, sources[i], key_weight, rms_eps=a.norm_eps, scale=a.scale)}
 
 
 BENCHES = (
