@@ -1,12 +1,15 @@
 """Finds the kinds: every folder beside this file that holds a `kind.py` is one."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from day0.kernels.interface.kind import Kind
+
+if TYPE_CHECKING:  # torch is slow to import, and who asks for a kind's name does without
+    from day0.kernels.interface.choice import Choice
 
 
 @cache
@@ -41,6 +44,11 @@ def declared(kind: str, prefix: str, name: str) -> list[Any]:
     folder = Path(__file__).resolve().parent / get_kind(kind).name
     modules = sorted(path.stem for path in folder.glob(f"{prefix}*.py"))
     return [x for m in modules for x in getattr(importlib.import_module(f"day0.kernels.{kind}.{m}"), name)]
+
+
+def resolve_choices(kind: str) -> "Callable[..., Mapping[str, Choice]] | None":
+    """The function that gives a kind's choices with their scores; None for a kind that makes none."""
+    return resolve(kind, "torch", "choices") if get_kind(kind).chooses else None
 
 
 def module_source(name: str) -> str:

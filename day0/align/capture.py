@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from day0.engine.runner import Runner
 from day0.errors import Day0Error
 from day0.kernels.interface.attributes import Attributes
+from day0.kernels.interface.choice import Choice
 from day0.kernels.interface.module import OperatorModule
 from day0.kernels.interface.package import Package
 from day0.kernels.registry import get_kind
@@ -33,6 +34,7 @@ class Call:
     outputs: tuple[Tensor, ...]
     attributes: Attributes
     again: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # the same call on other inputs
+    choices: Mapping[str, Choice] = field(default_factory=dict)  # discrete ones, and by which scores they are made
 
     @property
     def layer(self) -> int | None:
@@ -120,7 +122,10 @@ def _recording(operator: OperatorModule, captured: Capture) -> Any:
         def again(others: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return tuple(flatten(plain(*_refill(ports, iter(others)), method=method, **context)))
 
-        captured.calls.append(Call(operator.name, operator.kind, method, inputs, outputs, operator.attributes, again))
+        choices = {} if method else operator.choices(*ports, **context)
+        captured.calls.append(
+            Call(operator.name, operator.kind, method, inputs, outputs, operator.attributes, again, choices)
+        )
         return result
 
     return run

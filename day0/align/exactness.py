@@ -1,8 +1,9 @@
 """Exactness: package and reference both in float64, compared operator by operator; the first bad operator is named."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from day0.align.training_side import Reference, ReferenceCapture, capture_refere
 from day0.artifacts.alignment import FirstBad, Mode, Prompt, Row
 from day0.kernels.interface.package import Package
 from day0.reference.match import Match, TensorIndex, error
+from day0.reference.scores import ScoreMatch, find_scores
 
 GATE = "exactness"
 BOUND = 1e-10
@@ -23,12 +25,15 @@ Port = tuple[str, int]  # operator name with method, output number
 
 @dataclass
 class Exactness:
-    """`located`: where the reference holds an output, by (call path, method, output number)."""
+    """`located`: where the reference holds an output, by (call path, method, output number), and where it chooses by
+    the same scores, by (call path, method, "scores of <choice>"). `unscored`: choices of which it never does.
+    """
 
     rows: list[Row] = field(default_factory=list)
     first_bad: FirstBad | None = None
     also_bad: list[FirstBad] = field(default_factory=list)
-    located: dict[tuple[str, str, int], list[Match]] = field(default_factory=dict)
+    located: dict[tuple[str, str, int | str], list[Match]] = field(default_factory=dict)
+    unscored: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ def check_exactness(package: Package, expected: Sequence[Expected], *, bound: fl
             "isolated": capture_package(package, ids, force=one.capture.layer_inputs),
         }
         for mode, captured in modes.items():
-            judged = Judgement(captured, one.index, bound)
+            judged = Judgement(captured, one.index, bound, one.capture.scores)
             never_recorded |= judged.excused_ports()
             judgements.append((one, mode, judged))
+    scored = {name for _, _, judged in judgements for name in judged.choices(scored=True)}
     for one, mode, judged in judgements:
         name = one.prompt.name
+        result.unscored |= judged.choices(scored=False) - scored
         result.rows += _operator_rows(judged, name, mode, bound)
         result.rows += boundary_rows(judged.captured, one.capture, name, mode, bound)
         result.located |= judged.located()
@@ -133,7 +140,37 @@ def _operator_rows(judged: "Judgement", prompt: str, mode: Mode, bound: float) -
                     note=note,
                 )
             )
+        for choice, scores in judged.scores_of(call):
+            rows.append(
+                Row(
+                    gate=GATE,
+                    prompt=prompt,
+                    mode=mode,
+                    layer=call.layer,
+                    operator=call.operator,
+                    kind=call.kind,
+                    port=scores_port(choice),
+                    error=scores.error,
+                    bound=bound,
+                    verdict="holds" if scores.error <= bound else "does not hold",
+                    location=scores.location,
+                )
+            )
     return rows
+
+
+def scores_port(choice: str) -> str:
+    return f"scores of {choice}"
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A wrong output, or wrong scores. `near`: `match`, the reference's tensor closest to it, is what it should be."""
+
+    call: Call
+    port: str
+    match: Match | None
+    near: bool
 
 
 class Judgement:
@@ -141,11 +178,17 @@ class Judgement:
 
     An output is *found* when an equal tensor was recorded in the reference. One that is not found is *excused* when an
     operator that reads it gives, from it, an output that is found or itself excused: the reference computes the same
-    without ever holding the value. A choice of indices excuses nothing, being the same for many scores. What is neither
-    is bad.
+    without ever holding the value. A choice of indices excuses nothing, being the same for many scores; the scores do,
+    where the reference chooses by the same. What is neither is bad, and so is an operator that chooses by other scores.
     """
 
-    def __init__(self, captured: Capture, index: TensorIndex, bound: float) -> None:
+    def __init__(
+        self,
+        captured: Capture,
+        index: TensorIndex,
+        bound: float,
+        scores: Mapping[str, Sequence[Tensor]] = MappingProxyType({}),
+    ) -> None:
         self.captured = captured
         self.calls = captured.calls
         self.index = index
@@ -163,6 +206,11 @@ class Judgement:
             for tensor in (*call.inputs, *call.outputs):
                 if id(tensor) not in self.places:
                     self.places[id(tensor)] = self._look_up(tensor)
+        self.scores = {
+            (id(call), name): find_scores(scores, choice.scores)
+            for call in self.calls
+            for name, choice in call.choices.items()
+        }
         self.good: dict[int, bool] = {}
         for call in reversed(self.calls):
             for tensor in call.outputs:
@@ -180,6 +228,20 @@ class Judgement:
         location = self.index.find_choice(tensor)
         return [Match(location, (), 0.0)] if location is not None else []
 
+    def scores_of(self, call: Call) -> list[tuple[str, ScoreMatch]]:
+        """The call's choices by name, each with the reference's scores that it is made by, right or wrong."""
+        matches = ((name, self.scores[id(call), name]) for name in call.choices)
+        return [(name, match) for name, match in matches if match is not None]
+
+    def choices(self, *, scored: bool) -> set[str]:
+        """Names of the choices whose scores the reference has, or has not."""
+        return {
+            f"{call.path} {scores_port(name)}"
+            for call in self.calls
+            for name in call.choices
+            if (self.scores[id(call), name] is not None) == scored
+        }
+
     def nearest(self, tensor: Tensor) -> Match | None:
         return self.index.nearest(tensor) if tensor.is_floating_point() else None
 
@@ -192,9 +254,10 @@ class Judgement:
         right: list[Call] = []
         wrong: list[Call] = []
         for reader in self.readers.get(id(tensor), ()):
-            computed = [out for out in reader.outputs if out.is_floating_point()]
-            if reader is not owner and computed:
-                (right if all(self.good.get(id(out), False) for out in computed) else wrong).append(reader)
+            judged = [self.good.get(id(out), False) for out in reader.outputs if out.is_floating_point()]
+            judged += [match.error <= self.bound for _, match in self.scores_of(reader)]
+            if reader is not owner and judged:
+                (right if all(judged) else wrong).append(reader)
         if right and wrong:
             near = self.nearest(tensor)
             return None if near is not None and near.error < _NEAR else right[0]
@@ -216,24 +279,35 @@ class Judgement:
             if self.found(tensor) is None and self.good[id(tensor)]
         }
 
-    def located(self) -> dict[tuple[str, str, int], list[Match]]:
-        return {
+    def located(self) -> dict[tuple[str, str, int | str], list[Match]]:
+        outputs: dict[tuple[str, str, int | str], list[Match]] = {
             (call.path, call.method, number): self.places[id(tensor)]
             for call in self.calls
             for number, tensor in enumerate(call.outputs)
             if tensor.is_floating_point() and self.places[id(tensor)]
         }
+        return outputs | {
+            (call.path, call.method, scores_port(name)): [Match(match.location, (), match.error)]
+            for call in self.calls
+            for name, match in self.scores_of(call)
+            if match.error <= self.bound
+        }
 
     def culprits(self, never_recorded: set[Port], prompt: str, *, every_layer: bool) -> list[FirstBad]:
         """Per layer (or only the first) the operator whose inputs agree and whose output does not."""
-        candidates: dict[int | None, list[tuple[Call, int, Match | None]]] = {}
+        candidates: dict[int | None, list[_Suspect]] = {}
         for call in self.calls:
             if not all(self._input_agrees(tensor, never_recorded) for tensor in call.inputs):
                 continue
             for number, tensor in enumerate(call.outputs):
                 if not self.good[id(tensor)] and (call.operator, number) not in never_recorded:
-                    near = self.nearest(tensor)
-                    candidates.setdefault(call.layer, []).append((call, number, near))
+                    match = self.nearest(tensor)
+                    near = match is not None and match.error < _NEAR
+                    candidates.setdefault(call.layer, []).append(_Suspect(call, call.port(number), match, near))
+            for name, scores in self.scores_of(call):
+                if scores.error > self.bound:
+                    suspect = _Suspect(call, scores_port(name), Match(scores.location, (), scores.error), near=True)
+                    candidates.setdefault(call.layer, []).append(suspect)
         found = [self._blame(of_layer, prompt) for of_layer in candidates.values()]
         return found if every_layer else found[:1]
 
@@ -247,21 +321,22 @@ class Judgement:
             self._input_agrees(t, never_recorded) for t in producer.inputs if t is not tensor
         )
 
-    def _blame(self, candidates: list[tuple[Call, int, Match | None]], prompt: str) -> FirstBad:
+    def _blame(self, candidates: list["_Suspect"], prompt: str) -> FirstBad:
         # Where several qualify, those whose wrong output has a counterpart in the reference come before those whose
         # output the reference may simply never hold.
-        near = [c for c in candidates if c[2] is not None and c[2].error < _NEAR]
-        call, number, match = (near or candidates)[0]
+        near = [c for c in candidates if c.near]
+        first = (near or candidates)[0]
+        call, match = first.call, first.match
         together = {c.operator for c in self._unjudged_before(call)}
         if not near:
-            together |= {c.operator for c, _, _ in candidates[1:]}
+            together |= {c.call.operator for c in candidates[1:]}
         if match is None and (maker := self._maker_of_wrong_input(call)) is not None:
             together.add(maker.operator)
         return FirstBad(
             layer=call.layer,
             operator=call.operator,
             kind=call.kind,
-            port=call.port(number),
+            port=first.port,
             prompt=prompt,
             error=match.error if match else None,
             nearest=match.location if match else "",

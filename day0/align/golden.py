@@ -9,7 +9,8 @@ from torch import Tensor
 
 from day0.align.capture import Capture, capture_package
 from day0.align.greedy import Judged, greedy_cell, is_tie, partings
-from day0.align.precision import LIMIT, ulp_floor
+from day0.align.precision import ulp_floor
+from day0.align.ties import LIMIT
 from day0.artifacts.alignment import GreedyCell, Mode, Prompt, Row
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from day0.align.precision import LIMIT, jitter, ulp_floor
+from day0.align.precision import jitter, ulp_floor
+from day0.align.ties import LIMIT
 from day0.align.training_side import Reference, capture_reference
 from day0.artifacts.alignment import GreedyCell, Prompt
 from day0.engine.runner import Runner

@@ -14,20 +14,19 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from day0.align.capture import Capture, capture_package
+from day0.align.capture import Call, Capture, capture_package
+from day0.align.exactness import scores_port
+from day0.align.ties import LIMIT, Located, Ties, scores_at, tied_rows
 from day0.align.training_side import Reference, ReferenceCapture, capture_reference
 from day0.artifacts.alignment import Mode, Prompt, Row, UnstableRows
 from day0.kernels.interface.package import Package
-from day0.reference.match import Match, arrange
+from day0.reference.match import arrange
 
-LIMIT = 2.0
 WARNING = 1.5
 # A row whose error is this many times its tensor's median row error was not rounded: a discrete choice differs.
 JUMP = 10.0
 _PROBES = 2
 _SHOWN_ROWS = 32
-
-Located = Mapping[tuple[str, str, int], list[Match]]
 
 
 @dataclass
@@ -96,7 +95,7 @@ def check_precision(
         for prompt in prompts:
             run = _Captures.isolated if mode == "isolated" else _Captures.propagated
             captures = run(package, truth, reference, list(prompt.ids))
-            tie = _Ties(len(prompt.ids), chooses=captures.chooses())
+            tie = _Ties(len(prompt.ids), tied_rows(captures.package, captures.truth, captures.reference, located, mode))
             boundaries = list(captures.boundaries())
             for tensor in boundaries:
                 tie.moved_by_reference(tensor, _floor(reference.dtype, tensor))
@@ -135,17 +134,15 @@ class _Captures:
     @classmethod
     def propagated(cls, package: Package, truth: Reference, reference: Reference, ids: list[int]) -> "_Captures":
         """Layers and logits only: what each operator does, the isolated mode says better."""
-        own = capture_reference(reference, ids, traced=False)
+        captured = capture_package(package, ids)
+        chooses = any(call.choices for call in captured.calls)
+        own = capture_reference(reference, ids, traced=chooses)
         first = {0: own.layer_inputs[0]}
         probes = [
             capture_reference(reference, ids, force=jitter(first, reference.dtype, seed), traced=False)
             for seed in range(_PROBES)
         ]
-        return cls(capture_reference(truth, ids, traced=False), own, probes, capture_package(package, ids))
-
-    def chooses(self) -> bool:
-        """Whether an operator of the package gives a discrete choice: indices or a mask."""
-        return any(not output.is_floating_point() for call in self.package.calls for output in call.outputs)
+        return cls(capture_reference(truth, ids, traced=chooses), own, probes, captured)
 
     def boundaries(self) -> Iterator[_Compared]:
         """Layer outputs and logits."""
@@ -176,6 +173,19 @@ class _Captures:
                 yield _Compared(
                     call.layer, call.operator, call.kind, port, match.location, truth, reference, (), package
                 )
+            yield from self._scores(call, located)
+
+    def _scores(self, call: Call, located: Located) -> Iterator[_Compared]:
+        """The scores that a call's choices are made by, where all runs may choose; elsewhere 0."""
+        for name, choice in call.choices.items():
+            port = scores_port(name)
+            for match in located.get((call.path, call.method, port), [])[:1]:
+                held = [scores_at(run, match.location, choice) for run in (self.truth, self.reference)]
+                if all(scores is not None for scores in held):
+                    runs = [scores for scores in (*held, choice.scores) if scores is not None]
+                    allowed = torch.stack([scores.isfinite() for scores in runs]).all(0)
+                    truth, own, package = (scores.masked_fill(~allowed, 0.0) for scores in runs)
+                    yield _Compared(call.layer, call.operator, call.kind, port, match.location, truth, own, (), package)
 
 
 def _holds(run: Mapping[str, Tensor], location: str, output: Tensor) -> bool:
@@ -187,17 +197,17 @@ class _Ties:
 
     A row jumps when its error is JUMP times its tensor's usual one. It is left out of the comparison
 
-    - where the reference or a probe of it jumps: in that tensor and in all operators of that layer;
-    - where the package alone jumps, when a flipped choice can explain it: the model chooses at all (`chooses`: an
-      operator gives integers or a mask; or else the reference jumped somewhere in this prompt), such rows are no more
-      than `_most_alone`, and the row is one that the tensor could hold. A flipped choice gives a row like the others,
-      at most as large as the largest of them, so that it lies no further from the truth than the sum of both norms.
+    - where the reference or a probe of it jumps, in that tensor and in all operators of that layer, and the row depends
+      on a choice that may have flipped: its scores show a tie, or the reference does not show them (`Ties`);
+    - where the package alone jumps, the scores of a choice that the row depends on show a tie, and the row is one that
+      the tensor could hold. A flipped choice gives a row like the others, at most as large as the largest of them, so
+      that it lies no further from the truth than the sum of both norms.
 
     A row that is not finite in the package alone is never left out.
     """
 
-    def __init__(self, rows: int, *, chooses: bool) -> None:
-        self.chooses = chooses
+    def __init__(self, rows: int, ties: Ties) -> None:
+        self.ties = ties
         self.of_layer: dict[int | None, Tensor] = {}
         self.by_reference = torch.zeros(rows, dtype=torch.bool)
         self.by_package = torch.zeros(rows, dtype=torch.bool)
@@ -208,6 +218,8 @@ class _Ties:
         moved = row_errors(tensor.reference, tensor.truth) > JUMP * usual
         for probe in tensor.probes:
             moved |= row_errors(probe, tensor.truth) > JUMP * usual
+        none = torch.zeros_like(moved)
+        moved &= self.ties.shown.get(tensor.layer, none) | self.ties.unknown.get(tensor.layer, none)
         moved |= self.of_layer.setdefault(tensor.layer, moved)
         self.by_reference |= moved
         return moved
@@ -217,10 +229,7 @@ class _Ties:
         broken = broken_rows(tensor)
         moved = self.moved_by_reference(tensor, floor)
         alone = (row_errors(tensor.package, tensor.truth) > JUMP * _usual(tensor, floor)) & ~moved & ~broken
-        few = int(alone.sum()) <= _most_alone(int(moved.sum()))
-        if not (few and (self.chooses or self.by_reference.any())):
-            return ~moved | broken
-        alone &= _possible_rows(tensor)
+        alone &= self.ties.shown.get(tensor.layer, torch.zeros_like(alone)) & _possible_rows(tensor)
         self.by_package |= alone
         return ~(moved | alone) | broken
 
@@ -234,16 +243,7 @@ class _Ties:
             reference=reference,
             package=package,
             total=len(self.by_reference),
-            bound=_most_alone(reference),
         )
-
-
-def _most_alone(by_reference: int) -> int:
-    """How many rows ties may move in the package alone, where the reference moves `by_reference` itself.
-
-    As many again, and counting noise: three standard deviations of a Poisson count of (by_reference + 1).
-    """
-    return int(by_reference + 3 * math.sqrt(by_reference + 1))
 
 
 def _floor(dtype: torch.dtype, tensor: _Compared) -> float:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from day0.align.exactness import BOUND
-from day0.align.precision import JUMP, LIMIT, row_errors, ulp_floor
+from day0.align.precision import JUMP, row_errors, ulp_floor
+from day0.align.ties import LIMIT
 from day0.align.training_side import Reference
 from day0.artifacts.alignment import SelfCheck
 from day0.reference.match import error

@@ -132,7 +132,7 @@ def _name(
     traced = _run_reference(reference, prompt, entered, traced=True)
     del reference
     filled = fill_operators(package, repo, dtype, layer=layer)
-    judgement = Judgement(_run_package_layer(package, layer, prompt, entered), traced.index(), bound)
+    judgement = Judgement(_run_package_layer(package, layer, prompt, entered), traced.index(), bound, traced.scores)
     culprits = judgement.culprits(judgement.excused_ports(), prompt.name, every_layer=False)
     empty_operators(filled)
     return culprits

@@ -1,6 +1,6 @@
 """Run a reference over one prompt and keep what every layer took and gave, and, traced, every tensor it named."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from day0.reference.float64 import float64_arithmetic
 from day0.reference.load import load_reference
 from day0.reference.match import TensorIndex
 from day0.reference.runner import ReferenceRunner
-from day0.reference.trace import text_model_path, trace
+from day0.reference.trace import Trace, text_model_path, trace
 from day0.repo.model_repo import ModelRepo
 
 
@@ -33,7 +33,7 @@ class Reference:
     dtype: torch.dtype
     layers: list[nn.Module]
     forward: Forward
-    trace: Callable[[Callable[[], Any]], Mapping[str, Tensor]]
+    trace: Callable[[Callable[[], Any]], Trace]
     exact: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
@@ -51,6 +51,7 @@ class ReferenceCapture:
     layer_outputs: dict[int, Tensor] = field(default_factory=dict)  # [1, T, ...]
     logits: Tensor = field(default_factory=lambda: torch.empty(0))  # [T, vocab]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # by location, when traced
+    scores: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # what each line chose by, when traced
 
     def by_location(self) -> dict[str, Tensor]:
         """Everything recorded: what the trace named, the layers' inputs and outputs, the logits."""
@@ -78,7 +79,8 @@ def capture_reference(
 
     with reference.exact(), _recorded_layers(reference.layers, captured, force or {}):
         if traced:
-            captured.tensors = reference.trace(call)
+            traced_call = reference.trace(call)
+            captured.tensors, captured.scores = traced_call.tensors, traced_call.scores
         else:
             call()
     return captured
@@ -99,7 +101,7 @@ def as_reference(model: nn.Module, dtype: torch.dtype) -> Reference:
         dtype=dtype,
         layers=list(layers),
         forward=ReferenceRunner(model).forward,
-        trace=lambda call: trace(model, call)[0].tensors,
+        trace=lambda call: trace(model, call)[0],
         exact=float64_arithmetic if dtype == torch.float64 else nullcontext,
     )
 

@@ -138,16 +138,18 @@ class Checksum(Record):
 
 
 class UnstableRows(Record):
-    """Tokens left out of a precision ratio: a router or index choice of theirs sits on a tie."""
+    """Tokens left out of a precision ratio: a router or index choice of theirs sits on a tie.
+
+    That rounding moves the row is shown by the reference, which moves it itself, or by the scores at the choice's cut.
+    """
 
     dtype: str
     mode: Mode
     prompt: str
     rows: tuple[int, ...]  # at most 32 of them
     reference: int  # how many rows the reference itself moves by rounding alone
-    package: int  # how many the package moves
+    package: int  # how many the package alone moves
     total: int
-    bound: int  # the most rows the package may move
 
 
 class Prompt(Record):

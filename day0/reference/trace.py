@@ -18,6 +18,10 @@ MAX_ELEMENTS = 1 << 19
 MAX_LINE_ELEMENTS = 1 << 17
 # A line inside a loop over chunks or tokens runs often; operators hand on what a few runs of a line make.
 MAX_RUNS_OF_A_LINE = 6
+# Operations whose result is a choice -> where their axis stands among the arguments. What they choose by is kept of
+# every run, since a reference may choose token by token; so many runs of a line at most.
+_CHOOSING = {"topk": 2, "sort": 1, "argsort": 1}
+MAX_CHOICES_OF_A_LINE = 4096
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,13 @@ class Trace:
     `...:chunk_delta_rule.return[0]`, `layers.3.self_attn:forward.beta` (a local when the function returned),
     `layers.3:forward.line 1320 add` (an operation's result that has no name). `#2` marks the second call of one
     function in one module, or the second run of a line. Paths are relative to the text model.
+
+    `scores` maps a line that chooses (a top-k, a sort) to what it chose by, run by run, the candidates last.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    scores: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
 def trace(model: nn.Module, call: Callable[[], Any], *, operations: bool = True) -> tuple[Trace, Any]:
@@ -183,10 +190,20 @@ class _Recorder(TorchFunctionMode):
                 operation = getattr(func, "__name__", "operation")
                 line = f"{self.frames[id(frame)]}.line {frame.f_lineno} {operation}"
                 self.counts[line] += 1
+                if operation in _CHOOSING:
+                    self._keep_scores(line, args, kwargs or {}, _CHOOSING[operation])
                 if self.counts[line] <= MAX_RUNS_OF_A_LINE:
                     run = self.counts[line]
                     self._keep_all(line if run == 1 else f"{line}#{run}", result, MAX_LINE_ELEMENTS)
         return result
+
+    def _keep_scores(self, line: str, args: tuple[Any, ...], kwargs: dict[str, Any], axis_argument: int) -> None:
+        scores = args[0] if args else kwargs["input"]
+        axis = kwargs.get("dim", args[axis_argument] if len(args) > axis_argument else -1)
+        with torch._C.DisableTorchFunction():
+            few = self.counts[line] <= MAX_CHOICES_OF_A_LINE and 0 < scores.numel() <= MAX_LINE_ELEMENTS
+            if few and scores.is_floating_point() and isinstance(axis, int):
+                self.trace.scores.setdefault(line, []).append(scores.detach().movedim(axis, -1).clone())
 
     def _numbered(self, location: str) -> str:
         self.counts[location] += 1

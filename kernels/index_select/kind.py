@@ -22,4 +22,5 @@ KIND = Kind(
     state=components,
     context=("batch", "memory"),
     switch=switch,
+    chooses=True,
 )

@@ -1,5 +1,7 @@
 """Plain PyTorch index scoring and selection (the "indexer" of DeepSeek sparse attention and its pooled relatives)."""
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor
 
@@ -7,8 +9,9 @@ from day0.kernels.common.numerics import upcast
 from day0.kernels.index_select.candidates import pool_keys, update_candidates
 from day0.kernels.index_select.schema import IndexSelectAttributes, components
 from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.choice import Choice
 
-__all__ = ["index_scores", "index_select", "pool_keys", "select"]
+__all__ = ["choices", "index_scores", "index_select", "pool_keys", "select"]
 
 
 def index_select(
@@ -28,22 +31,59 @@ def index_select(
     Equal scores prefer the earlier candidate. A query that sees no more than the budget gets all it sees.
     Raises ValueError when the optional ports are not those of the attributes.
     """
+    named = {"pool_bias": pool_bias, "pooled_norm": pooled_norm}
+    chosen = torch.empty(q.shape[0], a.width, dtype=torch.int64, device=q.device)
+    for rows, scores, visible in _scored(a, q, k, weights, pool_gate, named, batch, pools):
+        chosen[rows] = select(a, scores, visible, batch.positions[rows])
+    return chosen
+
+
+def choices(
+    a: IndexSelectAttributes,
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor | None = None,
+    pool_gate: Tensor | None = None,
+    *,
+    pool_bias: Tensor | None = None,
+    pooled_norm: Tensor | None = None,
+    batch: Batch,
+    **pools: Tensor,
+) -> dict[str, Choice]:
+    """The choice among tokens, or pools, that `index_select` makes on these arguments; every sequence from its first
+    token on, so that what it has written to the pools is written again.
+    """
+    named = {"pool_bias": pool_bias, "pooled_norm": pooled_norm}
+    most = max((end - start) // a.pool for start, end, _ in batch.spans())
+    scores = torch.full((q.shape[0], most), float("-inf"), dtype=upcast(q).dtype, device=q.device)
+    for rows, found, visible in _scored(a, q, k, weights, pool_gate, named, batch, pools):
+        scores[rows, : found.shape[1]] = found.masked_fill(~visible, float("-inf"))
+    return {"tokens" if a.pooling == "none" else "pools": Choice(scores, a.budget // a.pool)}
+
+
+def _scored(
+    a: IndexSelectAttributes,
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor | None,
+    pool_gate: Tensor | None,
+    named: Mapping[str, Tensor | None],
+    batch: Batch,
+    pools: Mapping[str, Tensor],
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Per sequence its rows, with their scores of its candidates and which of them they see. Updates the pools."""
     if (weights is not None) != (a.score == "relu_weighted"):
         raise ValueError(f"score {a.score} {'needs' if weights is None else 'takes no'} weights")
     if (pool_gate is not None) != (a.pooling == "softmax"):
         raise ValueError(f"pooling {a.pooling} {'needs' if pool_gate is None else 'takes no'} pool_gate")
     if set(pools) != {c.name for c in components(a)}:
         raise ValueError(f"pools are {sorted(pools)}, not {[c.name for c in components(a)]}")
-    named = {"pool_bias": pool_bias, "pooled_norm": pooled_norm}
     owned = {name: weight for name, weight in named.items() if weight is not None}
-    chosen = torch.empty(q.shape[0], a.width, dtype=torch.int64, device=q.device)
     for sequence, span in enumerate(batch.spans()):
         rows = slice(*span[:2])
         keys = update_candidates(a, batch, sequence, span, k, pool_gate, owned, pools)
-        positions = batch.positions[rows]
-        scores, visible = index_scores(a, q[rows], keys, None if weights is None else weights[rows], positions)
-        chosen[rows] = select(a, scores, visible, positions)
-    return chosen
+        own = None if weights is None else weights[rows]
+        yield rows, *index_scores(a, q[rows], keys, own, batch.positions[rows])
 
 
 def index_scores(

@@ -111,6 +111,9 @@ class Kind(Generic[A]):
     context: tuple[str, ...] = ()
     # Kinds this one can be fused with when they follow each other, with the reason in words.
     fuses_with: Mapping[str, str] = field(default_factory=dict)
+    # It chooses by scores, and its reference's module also has `choices(attributes, *ports, **weights, ...)`: the
+    # choices by name (`interface.choice`) that the method "" makes on the same arguments, from empty memory.
+    chooses: bool = False
     # When its dense path computes the same function as its sparse one ("context <= 2048"); None: it has one path.
     switch: Callable[[A], str | None] = field(default=lambda attributes: None)
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.choice import Choice
 from day0.kernels.interface.memory import Memory
-from day0.kernels.registry import get_kind, resolve
+from day0.kernels.registry import get_kind, resolve, resolve_choices
 
 
 class OperatorModule(nn.Module):
@@ -43,9 +44,22 @@ class OperatorModule(nn.Module):
         """Call the chosen implementation with this operator's attributes, weights and state pools."""
         phase = batch.phase if batch is not None else "prefill"
         function = resolve(self.kind, self.implementations.get(phase, "torch"), method)
+        return function(self.attributes, *ports, **self._named(batch, memory))
+
+    def choices(
+        self, *ports: Tensor | None, batch: Batch | None = None, memory: Memory | None = None
+    ) -> Mapping[str, Choice]:
+        """What the method "" chooses on these ports and by which scores, as the kind's reference computes them.
+
+        For a step in which every sequence begins; its state may have been written already.
+        """
+        function = resolve_choices(self.kind)
+        return {} if function is None else function(self.attributes, *ports, **self._named(batch, memory))
+
+    def _named(self, batch: Batch | None, memory: Memory | None) -> dict[str, Any]:
         extra: dict[str, Any] = dict(self._parameters)
         if "batch" in get_kind(self.kind).context:
             extra["batch"] = batch
         if memory is not None:
             extra |= {component: memory[f"{self.name}.{component}"] for component in self.local_components}
-        return function(self.attributes, *ports, **extra)
+        return extra

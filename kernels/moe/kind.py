@@ -13,4 +13,5 @@ KIND = Kind(
     weights=weights,
     cost=cost,
     implementations=(Implementation("torch", "day0.kernels.moe.reference", TORCH),),
+    chooses=True,
 )

@@ -6,6 +6,7 @@ from torch.nn.functional import linear
 
 from day0.kernels.common.feed_forward import feed_forward
 from day0.kernels.common.numerics import upcast
+from day0.kernels.interface.choice import Choice
 from day0.kernels.moe.schema import MoeAttributes
 
 
@@ -38,6 +39,20 @@ def moe(
     return y + (shared if shared_gate is None else torch.sigmoid(linear(x, shared_gate)) * shared)
 
 
+def choices(
+    a: MoeAttributes,
+    x: Tensor,  # [N, width]
+    *,
+    router: Tensor,  # [experts, width]
+    router_bias: Tensor | None = None,  # [experts] float32
+    **_experts: Tensor,
+) -> dict[str, Choice]:
+    """The choice of experts, and of groups where there are some."""
+    _, choice = _scores(a, x, router, router_bias)
+    experts = Choice(route(a, x, router, router_bias)[2], a.top_k)
+    return {"experts": experts} | ({"groups": Choice(_of_groups(a, choice), a.groups_kept)} if a.groups > 1 else {})
+
+
 def route(
     a: MoeAttributes,
     x: Tensor,  # [N, width]
@@ -50,12 +65,10 @@ def route(
     row tell how close the choice was. Formulas: arXiv 2412.19437 section 2.1.2 (sigmoid scores, bias, groups);
     transformers Qwen3NextTopKRouter (softmax scores).
     """
-    logits = linear(upcast(x), upcast(router)) if a.router_float32 else upcast(linear(x, router))
-    scores = torch.softmax(logits, dim=-1) if a.scores == "softmax" else torch.sigmoid(logits)
-    choice = scores if router_bias is None else scores + router_bias
+    scores, choice = _scores(a, x, router, router_bias)
     if a.groups > 1:
         grouped = choice.unflatten(-1, (a.groups, -1))
-        kept = _best(grouped.topk(2, dim=-1).values.sum(-1), a.groups_kept)
+        kept = _best(_of_groups(a, choice), a.groups_kept)
         dropped = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, kept, False)
         choice = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(-2)
     ids = _best(choice, a.top_k)
@@ -64,6 +77,19 @@ def route(
         weights = weights / (weights.sum(-1, keepdim=True) + a.renormalise_eps)
     weights = weights * a.routed_scale
     return ids, weights if a.router_float32 else weights.to(x.dtype), choice
+
+
+def _scores(a: MoeAttributes, x: Tensor, router: Tensor, router_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """[N, experts] each: the scores that weight, and those that choose."""
+    logits = linear(upcast(x), upcast(router)) if a.router_float32 else upcast(linear(x, router))
+    scores = torch.softmax(logits, dim=-1) if a.scores == "softmax" else torch.sigmoid(logits)
+    return scores, scores if router_bias is None else scores + router_bias
+
+
+def _of_groups(a: MoeAttributes, choice: Tensor) -> Tensor:
+    """A group's score, of its two best experts: [N, experts] -> [N, groups]."""
+    best: Tensor = choice.unflatten(-1, (a.groups, -1)).topk(2, dim=-1).values
+    return best.sum(-1)
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

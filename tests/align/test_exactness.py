@@ -1,10 +1,13 @@
 """Exactness: a right package holds, a wrong one is blamed on the right operator, victims are not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from day0.align.capture import Call, Capture
 from day0.align.exactness import BOUND, Judgement, check_exactness
+from day0.kernels.interface.choice import Choice
 from day0.kernels.registry import get_kind
 from day0.reference.match import TensorIndex
 
@@ -49,11 +52,11 @@ def call(path, kind, inputs, outputs):
     return Call(path, kind, "", tuple(inputs), tuple(outputs), attributes, lambda others: tuple(outputs))
 
 
-def judge(calls, recorded):
+def judge(calls, recorded, scores=None):
     index = TensorIndex()
     for number, tensor in enumerate(recorded):
         index.add(f"tensor {number}", tensor)
-    return Judgement(Capture(calls=calls), index, BOUND)
+    return Judgement(Capture(calls=calls), index, BOUND, scores or {})
 
 
 def values(count, *shape):
@@ -98,6 +101,49 @@ def test_a_reader_that_hides_an_error_is_no_excuse_where_another_shows_it():
     # where the reference holds nothing like it, the reader that is right clears it
     [bad] = judge(calls, [x, normed, other]).culprits(set(), "p", every_layer=True)
     assert bad.operator == "b"
+
+
+def choosing(scores, x, chosen):
+    return replace(call("layers.0.choose", "norm", [x], [chosen]), choices={"c": Choice(scores, 2)})
+
+
+CHOSEN = torch.tensor([[0, -1], [1, 0], [2, 1], [0, 3], [3, 1]])
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-6, 4.0])
+def test_other_scores_are_told_although_they_choose_the_same(factor):
+    x, scores = values(2, 5, 4)
+    judged = judge([choosing(scores * factor, x, CHOSEN)], [x, CHOSEN], {"line": [scores]})
+    [bad] = judged.culprits(set(), "p", every_layer=True)
+    assert (bad.operator, bad.port, bad.nearest) == ("choose", "scores of c", "line")
+    assert bad.error == pytest.approx(factor - 1) and not judged.located()
+    right = judge([choosing(scores, x, CHOSEN)], [x, CHOSEN], {"line": [scores]})
+    assert right.culprits(set(), "p", every_layer=True) == []
+    assert right.located()["layers.0.choose", "", "scores of c"][0].location == "line"
+
+
+def test_scores_of_a_choice_are_no_one_s_fault_behind_a_wrong_input():
+    x, y, scores = values(3, 5, 4)
+    calls = [call("layers.0.a", "norm", [x], [y * 1.01]), choosing(scores * 1.01, x, CHOSEN)]
+    calls[1] = replace(calls[1], inputs=calls[0].outputs)
+    [bad] = judge(calls, [x, y, CHOSEN], {"line": [scores]}).culprits(set(), "p", every_layer=True)
+    assert bad.operator == "a"
+
+
+def test_right_scores_excuse_what_they_are_made_of():
+    """The reference never holds what goes into them; other scores are no excuse, nor is a choice without scores."""
+    x, hidden, scores = values(3, 5, 4)
+    first = call("layers.0.a", "norm", [x], [hidden])
+    for given, culprits in ((scores, []), (scores * 1.01, ["a"]), (scores.flip(0), ["a"])):
+        judged = judge([first, choosing(given, hidden, CHOSEN)], [x, CHOSEN], {"line": [scores]})
+        assert [bad.operator for bad in judged.culprits(set(), "p", every_layer=True)] == culprits
+
+
+def test_a_choice_whose_scores_the_reference_does_not_show_is_named():
+    x, scores = values(2, 5, 4)
+    judged = judge([choosing(scores, x, CHOSEN)], [x, CHOSEN])
+    assert judged.culprits(set(), "p", every_layer=True) == []
+    assert judged.choices(scored=False) == {"layers.0.choose scores of c"} and judged.choices(scored=True) == set()
 
 
 def test_an_unread_output_is_judged_by_the_others():

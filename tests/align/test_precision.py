@@ -8,7 +8,8 @@ import torch
 
 from day0.align.exactness import check_exactness
 from day0.align.gates import precision_gate
-from day0.align.precision import JUMP, Precision, _Compared, _Ties, check_precision, row_errors, ulp_floor
+from day0.align.precision import JUMP, _Compared, _Ties, check_precision, row_errors, ulp_floor
+from day0.align.ties import Ties
 
 
 @pytest.fixture
@@ -56,60 +57,53 @@ def compared(reference, package, probes=()):
     return _Compared(0, "a", "", "", "", truth, move(reference), tuple(move(p) for p in probes), move(package))
 
 
-def test_rows_on_a_tie_are_left_out_and_counted():
-    small = [1e-7] * 10
-    jumped = [*small[:9], 0.3]
-    ties = _Ties(10, chooses=True)
-    assert ties.stable_rows(compared(small, jumped), 1e-8).tolist() == [True] * 9 + [False]
-    assert (ties.report("g", "isolated", "p").reference, ties.report("g", "isolated", "p").package) == (0, 1)
-    # a jump that rounding alone causes in the reference is the reference's, whether or not the package jumps too
-    ties = _Ties(10, chooses=True)
-    ties.stable_rows(compared(small, jumped, probes=[jumped]), 1e-8)
-    report = ties.report("g", "isolated", "p")
+def ties(shown=(), unknown=()):
+    """Ties of layer 0, in these rows of ten."""
+    rows = [torch.tensor([row in given for row in range(10)]) for given in (shown, unknown)]
+    return _Ties(10, Ties({0: rows[0]}, {0: rows[1]}))
+
+
+SMALL = [1e-7] * 10
+JUMPED = [*SMALL[:9], 0.3]
+
+
+def test_a_jump_of_the_package_alone_is_left_out_where_a_tie_is_shown():
+    tie = ties(shown=[9])
+    assert tie.stable_rows(compared(SMALL, JUMPED), 1e-8).tolist() == [True] * 9 + [False]
+    assert (tie.report("g", "isolated", "p").reference, tie.report("g", "isolated", "p").package) == (0, 1)
+    # elsewhere it is compared, be it a single row; a choice whose scores nobody sees is no excuse
+    for other in (ties(), ties(shown=[8]), ties(unknown=range(10))):
+        assert other.stable_rows(compared(SMALL, JUMPED), 1e-8).all()
+        assert other.report("g", "isolated", "p").rows == ()
+    # and so it is in a layer whose choices show none
+    assert ties(shown=[9]).stable_rows(replace(compared(SMALL, JUMPED), layer=1), 1e-8).all()
+
+
+@pytest.mark.parametrize("tie", [ties(shown=[9]), ties(unknown=[9])])
+def test_a_jump_of_the_reference_is_its_own_where_a_choice_may_explain_it(tie):
+    """Be it that the package jumps too, or a probe of the reference alone."""
+    tie.stable_rows(compared(SMALL, JUMPED, probes=[JUMPED]), 1e-8)
+    report = tie.report("g", "isolated", "p")
     assert (report.reference, report.package, report.rows) == (1, 0, (9,))
 
 
-def test_ordinary_spread_is_no_tie():
+def test_a_jump_of_the_reference_without_a_tie_is_compared():
+    assert ties(shown=[8]).stable_rows(compared(JUMPED, JUMPED), 1e-8).all()
+
+
+def test_rows_on_a_tie_that_do_not_jump_are_compared():
     spread = [1e-7 * (1 + i % 5) for i in range(10)]
-    assert _Ties(10, chooses=True).stable_rows(compared(spread, [JUMP * 0.9e-7] * 10), 1e-8).all()
-
-
-def test_more_jumps_of_the_package_alone_than_ties_explain_are_compared():
-    ties = _Ties(10, chooses=True)
-    assert ties.stable_rows(compared([1e-7] * 10, [1e-7] * 6 + [0.3] * 4), 1e-8).all()
-    assert ties.report("g", "isolated", "p").package == 0
-    assert int(ties.stable_rows(compared([1e-7] * 10, [1e-7] * 7 + [0.3] * 3), 1e-8).sum()) == 7
-
-
-def test_jumps_in_other_rows_of_each_tensor_do_not_hold():
-    """Few in every tensor, but together more than ties explain."""
-    ties = _Ties(10, chooses=True)
-    for row in range(5):
-        ties.stable_rows(compared([1e-7] * 10, [0.3 if i == row else 1e-7 for i in range(10)]), 1e-8)
-    report = ties.report("g", "isolated", "p")
-    assert report.package == 5 > report.bound == 3
-    assert precision_gate("p", Precision(unstable=[report])).verdict == "does not hold"
-
-
-def test_a_jump_of_the_package_alone_is_compared_where_nothing_is_chosen():
-    small = [1e-7] * 10
-    jumped = compared(small, [*small[:9], 0.3])
-    ties = _Ties(10, chooses=False)
-    assert ties.stable_rows(jumped, 1e-8).all() and not ties.by_package.any()
-    # a row that the reference moves anywhere in the prompt shows that the model chooses
-    ties.moved_by_reference(compared([0.3, *small[1:]], small), 1e-8)
-    assert ties.stable_rows(replace(jumped, layer=1), 1e-8).tolist() == [True] * 9 + [False]
+    assert ties(shown=range(10)).stable_rows(compared(spread, [JUMP * 0.9e-7] * 10), 1e-8).all()
 
 
 @pytest.mark.parametrize("value,left_out", [(1.9, True), (2.1, False), (math.nan, False), (math.inf, False)])
 def test_a_jump_further_than_another_choice_reaches_is_compared(value, left_out):
     """All rows of the truth are equally large: what another choice gives is at most twice their norm away."""
-    ties = _Ties(10, chooses=True)
     tensor = compared([1e-7] * 10, [1e-7] * 9 + [value])
-    assert ties.stable_rows(tensor, 1e-8).tolist() == [True] * 9 + [not left_out]
+    assert ties(shown=[9]).stable_rows(tensor, 1e-8).tolist() == [True] * 9 + [not left_out]
     # nor does the reference's own jump excuse what is not finite
     both = compared([1e-7] * 9 + [0.3], [1e-7] * 9 + [value])
-    assert _Ties(10, chooses=True).stable_rows(both, 1e-8).tolist() == [True] * 9 + [not math.isfinite(value)]
+    assert ties(shown=[9]).stable_rows(both, 1e-8).tolist() == [True] * 9 + [not math.isfinite(value)]
 
 
 def test_one_row_of_nan_in_the_package_is_named(package, exact_reference, reference, located, prompts):

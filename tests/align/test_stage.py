@@ -80,6 +80,19 @@ def test_a_wrong_package_does_not_hold_and_says_where(repo, inventory, tmp_path)
     json.loads(alignment.dump(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
+def test_other_scores_are_told_and_unseen_ones_excluded(repo, folder, inventory, tmp_path, monkeypatch):
+    alignment = align(repo, folder, inventory)
+    compared = {(row.gate, row.port) for row in alignment.rows if row.port.startswith("scores")}
+    assert {gate for gate, _ in compared} == {"exactness", "precision float32"}
+    assert {port for _, port in compared} == {"scores of experts", "scores of groups"}
+    assert not alignment.exclusions
+    monkeypatch.setattr("day0.reference.trace._CHOOSING", {})
+    blind = align(repo, folder, inventory)
+    assert blind.holds == "holds" and "exactness of layers.1.experts scores of groups" in {
+        exclusion.cell for exclusion in blind.exclusions
+    }
+
+
 def edit_manifest(folder, **facts):
     path = folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from day0.kernels.index_select.contract import TORCH
-from day0.kernels.index_select.reference import index_scores, index_select, pool_keys, select
+from day0.kernels.index_select.reference import choices, index_scores, index_select, pool_keys, select
 from day0.kernels.index_select.schema import dense_limit
 from day0.kernels.interface.kind import Work
 from day0.kernels.registry import get_kind
@@ -151,6 +151,27 @@ def test_scores(form):
         bound = 2e-5 if a.pooled_rotary_dim else 1e-13
         assert all(abs(float(g) - s) < bound for g, s in zip(got, want, strict=True) if s is not None)
     assert scores.dtype == torch.float64
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_choices(form):
+    """The best by the scores given are what is selected, packed or not, before the state is written or after."""
+    a, sequences, weights = random_case(form, [37, 2, 21])
+    memory = PagedSequences(KIND.components(a), [37, 2, 21])
+    given = []
+
+    def both(*ports, batch):
+        for _ in range(2):
+            given.extend(choices(a, *ports, batch=batch, **weights, **memory.pools).items())
+        return index_select(a, *ports, batch=batch, **weights, **memory.pools)
+
+    selected = memory.run(both, sequences, [[37], [2], [21]])
+    (name, choice), (_, again) = given
+    assert torch.equal(choice.scores, again.scores) and name == ("tokens" if a.pooling == "none" else "pools")
+    assert choice.scores.shape == (60, 37 // a.pool) and choice.kept == a.budget // a.pool
+    for got, scores in zip(selected, choice.scores.split([37, 2, 21]), strict=True):
+        rows = [[s if s > -math.inf else None for s in row] for row in scores.tolist()]
+        assert chosen(got) == plain_select(a, rows)
 
 
 @pytest.mark.parametrize("form", FORMS)

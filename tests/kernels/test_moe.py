@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from day0.kernels.interface.kind import Cost, Work
-from day0.kernels.moe.reference import moe, route
+from day0.kernels.moe.reference import choices, moe, route
 from day0.kernels.registry import get_kind
 from tests.kernels.float64 import Float64Meaning
 
@@ -130,6 +130,21 @@ def test_choice_scores_tell_the_cut():
     finite = torch.isfinite(choice)
     assert finite.sum(-1).tolist() == [6] * 8
     assert (choice - scores)[finite].abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("groups,kept", [(1, 1), (4, 2)])
+def test_choices(groups, kept):
+    a, owned = make(SIGMOID, groups=groups, groups_kept=kept, shared_hidden=7)
+    x = torch.randn(8, 5, dtype=torch.float64)
+    found = choices(a, x, **owned)
+    assert set(found) == ({"experts", "groups"} if groups > 1 else {"experts"})
+    ids, _, scores = route(a, x, owned["router"], owned["router_bias"])
+    assert torch.equal(found["experts"].scores, scores) and found["experts"].kept == 3
+    assert torch.equal(found["experts"].scores.topk(3).indices, ids)
+    if groups > 1:
+        assert found["groups"].kept == 2 and found["groups"].scores.shape == (8, 4)
+        best = found["groups"].scores.topk(2).indices.sort().values.tolist()
+        assert best == [sorted({e // 3 for e in row.isfinite().nonzero().flatten().tolist()}) for row in scores]
 
 
 def test_router_precision_in_bfloat16():
