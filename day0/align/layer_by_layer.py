@@ -18,8 +18,7 @@ from day0.align.training_side import Reference, as_reference
 from day0.engine.package import load_package
 from day0.errors import Day0Error
 from day0.kernels.interface.module import OperatorModule
-from day0.kernels.interface.package import Package, weight_dtype
-from day0.kernels.interface.weight_map import build
+from day0.kernels.interface.package import Package, read_weight, weight_dtype
 from day0.reference.load import EAGER, config_from_dict, reference_class
 from day0.reference.trace import text_model_path
 from day0.repo.model_repo import ModelRepo
@@ -85,12 +84,7 @@ def fill_operators(package: Package, repo: ModelRepo, dtype: torch.dtype, *, lay
     for operator in chosen:
         for weight, spec in operator.weight_specs.items():
             path = f"{operator.name}.{weight}"
-            tensor = build(mapped["map"][path], repo.read_tensor)
-            if tuple(tensor.shape) != spec.shape:
-                raise Day0Error(
-                    f"{path} is {list(spec.shape)} but the checkpoint gives {list(tensor.shape)}",
-                    hint="check the recipe's attributes against the config",
-                )
+            tensor = read_weight(path, spec, mapped["map"][path], repo.read_tensor)
             _assign(operator, weight, tensor.to(weight_dtype(spec, path in kept, dtype)))
     return chosen
 

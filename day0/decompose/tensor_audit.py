@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from day0.artifacts.inventory import TensorAudit
-from day0.kernels.interface.weight_map import built_shape
+from day0.kernels.interface.weight_map import Misfit, built_shape, misfits
 from day0.kernels.registry import get_kind
 from day0.language.program import Program
 from day0.language.weights import Resolved, tensor_names
@@ -41,7 +41,7 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
     missing: list[str] = []
     mismatched: list[str] = []
     extents: dict[tuple[str, str, int, int], Mismatch] = {}
-    shapes: dict[Any, tuple[int, ...] | str] = {}
+    shapes: dict[Any, tuple[int, ...] | None] = {}
     for use in program.uses():
         expected = get_kind(use.kind).weights(use.attributes)
         for weight, source in use.weights.items():
@@ -57,15 +57,13 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
             if key not in shapes:
                 shapes[key] = _built(source, {name: tensors[name].shape for name in names})
             shape = shapes[key]
-            if isinstance(shape, str):
-                mismatched.append(f"{names[0]} ({use.path}.{weight}): {shape}")
+            if shape == wanted:
                 continue
-            if shape != wanted:
-                mismatched.append(f"{names[0]} ({use.path}.{weight}): {list(shape)}, the recipe expects {list(wanted)}")
-                pairs = zip(wanted, shape, strict=False)
-                for axis, (w, s) in enumerate(pairs):
+            for misfit in misfits(source, wanted, {name: tensors[name].shape for name in names}):
+                mismatched.append(_said(misfit, f"{use.path}.{weight}"))
+                for axis, (w, s) in enumerate(zip(wanted, shape or (), strict=False)):
                     if w != s:
-                        seen = Mismatch(w, s, use.path, weight, axis, names[0])
+                        seen = Mismatch(w, s, use.path, weight, axis, misfit.tensors[0])
                         extents.setdefault((use.name, weight, axis, w), seen)
     rest = [name for name in tensors if name not in claimed]
     left_out = {name: pattern for name in rest for pattern in program.left_out if fnmatch.fnmatchcase(name, pattern)}
@@ -83,12 +81,19 @@ def audit_tensors(program: Program, tensors: Mapping[str, TensorHeader]) -> Tens
     )
 
 
-def _built(source: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | str:
-    """The shape of a weight, or why its tensors do not fit."""
+def _said(misfit: Misfit, weight: str) -> str:
+    if misfit.needed is None:
+        return f"{misfit.tensors[0]} ({weight}): {misfit}"
+    more = f" and {len(misfit.tensors) - 1} more" if len(misfit.tensors) > 1 else ""
+    return f"{misfit.tensors[0]}{more} ({weight}): {list(misfit.found[0])}, the recipe expects {list(misfit.needed)}"
+
+
+def _built(source: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of a weight, None when its tensors do not fit together."""
     try:
         return built_shape(source, shapes)
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        return None
 
 
 def _signature(source: Any, tensors: Mapping[str, TensorHeader]) -> Any:

@@ -14,10 +14,11 @@ from day0.kernels.interface.batch import Batch
 from day0.kernels.interface.kind import Weight
 from day0.kernels.interface.memory import Memory
 from day0.kernels.interface.module import OperatorModule
-from day0.kernels.interface.weight_map import build
+from day0.kernels.interface.weight_map import build, misfits
 from day0.kernels.registry import get_kind
 
 Read = Callable[[str], Tensor]
+INCOMPLETE = "get the checkpoint anew, or correct the recipe or config where they are for another model"
 
 
 class Package(nn.Module):
@@ -71,29 +72,7 @@ class Package(nn.Module):
         for path, spec, assign in self._weights():
             if path not in mapped["map"]:
                 raise Day0Error(f"weights.json does not map {path}", hint="generate the package again")
-            source = mapped["map"][path]
-            try:
-                tensor = build(source, read)
-            except KeyError as error:
-                raise Day0Error(
-                    f"{path} needs the checkpoint tensor {error.args[0]}, which is missing",
-                    hint="check that the checkpoint is complete and the recipe's weight map fits it",
-                ) from error
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                raise Day0Error(
-                    f"{path} cannot be built from {source}: {reason}", hint="check the weight map"
-                ) from error
-            if tuple(tensor.shape) != spec.shape:
-                raise Day0Error(
-                    f"{path} is {list(spec.shape)} but the checkpoint's {source} gives {list(tensor.shape)}",
-                    hint="check the recipe's attributes against the config",
-                )
-            if spec.dtype != "int64" and (not tensor.is_floating_point() or tensor.element_size() < 2):
-                raise Day0Error(
-                    f"{path} is a float weight, the checkpoint's {source} holds {tensor.dtype} values",
-                    hint="this checkpoint is quantised, which day0 does not read yet: take the bf16 one",
-                )
+            tensor = read_weight(path, spec, mapped["map"][path], read)
             assign(tensor.to(dtype=weight_dtype(spec, path in kept, dtype), device=device))
 
     def fill(self, dtype: torch.dtype, *, seed: int, device: torch.device | str = "cpu") -> None:
@@ -113,6 +92,37 @@ class Package(nn.Module):
         for operator in self.operators():
             for weight, spec in operator.weight_specs.items():
                 yield f"{operator.name}.{weight}", spec, _assign(operator, weight)
+
+
+def read_weight(path: str, spec: Weight, source: Any, read: Read) -> Tensor:
+    """The weight `path` of a package from the checkpoint, in the checkpoint's dtype.
+
+    Raises Day0Error naming the checkpoint's tensor: missing, of another shape, quantised.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def seen(name: str) -> Tensor:
+        tensor = read(name)
+        shapes[name] = tuple(tensor.shape)
+        return tensor
+
+    try:
+        tensor: Tensor | None = build(source, seen)
+    except KeyError as error:
+        raise Day0Error(
+            f"{path} needs the checkpoint tensor {error.args[0]}, which is missing", hint=INCOMPLETE
+        ) from error
+    except (RuntimeError, ValueError, IndexError):
+        tensor = None
+    if tensor is None or tuple(tensor.shape) != spec.shape:
+        raise Day0Error(f"{path} is {list(spec.shape)}: {misfits(source, spec.shape, shapes)[0]}", hint=INCOMPLETE)
+    if spec.dtype != "int64" and (not tensor.is_floating_point() or tensor.element_size() < 2):
+        name = next(iter(shapes))
+        raise Day0Error(
+            f"{path} is a float weight, the checkpoint's {name} holds {tensor.dtype} values",
+            hint="this checkpoint is quantised, which day0 does not read yet: take the bf16 one",
+        )
+    return tensor
 
 
 def weight_dtype(spec: Weight, kept: bool, activation: torch.dtype) -> torch.dtype:

@@ -1,6 +1,8 @@
 """Applies a package's weight map: builds each canonical weight from checkpoint tensors."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,8 +32,16 @@ def build(source: str | Mapping[str, Any], read: Read) -> Tensor:
     if "transpose" in source:
         return build(source["transpose"], read).transpose(-1, -2).contiguous()
     if "reshape" in source:
-        return build(source["reshape"], read).reshape(tuple(source["shape"]))
+        return _reshaped(build(source["reshape"], read), tuple(source["shape"]))
     raise ValueError(f"unknown weight operation {sorted(source)}")
+
+
+def _reshaped(whole: Tensor, shape: Shape) -> Tensor:
+    """Raises ValueError where the extents are the same ones in another order: that tensor is transposed."""
+    old, new = ([extent for extent in extents if extent != 1] for extents in (whole.shape, shape))
+    if old != new and sorted(old) == sorted(new):
+        raise ValueError(f"{list(whole.shape)} has the extents of {list(shape)} in another order")
+    return whole.reshape(shape)
 
 
 def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) -> Shape:
@@ -43,3 +53,122 @@ def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) ->
         return tuple(build(source, lambda name: torch.empty(shapes[name], device="meta")).shape)
     except (RuntimeError, IndexError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Checkpoint tensors that do not give a weight its shape; `needed`: what each has to be, where that is known."""
+
+    tensors: tuple[str, ...]
+    found: tuple[Shape, ...]
+    needed: Shape | None
+    wanted: Shape  # of the weight
+
+    def __str__(self) -> str:
+        """`{tensor} is [8, 4], needed is [4, 8]`, or that several together do not give the weight."""
+        if self.needed is not None:
+            more = f" (and {len(self.tensors) - 1} more like it)" if len(self.tensors) > 1 else ""
+            return f"{self.tensors[0]}{more} is {list(self.found[0])}, needed is {list(self.needed)}"
+        parts = ", ".join(f"{n} {list(s)}" for n, s in zip(self.tensors[:4], self.found, strict=False))
+        return f"{parts}{', ...' if len(self.tensors) > 4 else ''}: not the parts of {list(self.wanted)}"
+
+
+def misfits(source: str | Mapping[str, Any], wanted: Shape, shapes: Mapping[str, Shape]) -> list[Misfit]:
+    """Which tensors are to blame when `source` does not build a weight of shape `wanted`; [] when it does.
+
+    `shapes` has every tensor of `source`. Tensors of one shape that need another one are one misfit.
+    """
+    with suppress(ValueError):
+        if built_shape(source, shapes) == wanted:
+            return []
+    needed: dict[str, Shape | None] = {}
+    _need(source, wanted, shapes, needed)
+    groups: dict[tuple[Shape, Shape], list[str]] = {}
+    for name, shape in needed.items():
+        if shape is not None and shape != shapes[name]:
+            groups.setdefault((shapes[name], shape), []).append(name)
+    if groups:
+        return [Misfit(tuple(names), (found,), shape, wanted) for (found, shape), names in groups.items()]
+    return [Misfit(tuple(needed), tuple(shapes[name] for name in needed), None, wanted)]
+
+
+def _need(
+    source: str | Mapping[str, Any], wanted: Shape | None, shapes: Mapping[str, Shape], needed: dict[str, Shape | None]
+) -> None:
+    """Enter the shape that each tensor of `source` needs for `source` to have the shape `wanted`; None: unknown."""
+    if isinstance(source, str):
+        needed[source] = wanted
+        return
+    if "concat" in source:
+        for part, shape in zip(source["concat"], _shapes_of_parts(source, wanted, shapes), strict=True):
+            _need(part, shape, shapes, needed)
+        return
+    if "stack" in source:
+        fits = wanted is not None and wanted[:1] == (len(source["stack"]),)
+        for part in source["stack"]:
+            _need(part, wanted[1:] if wanted is not None and fits else None, shapes, needed)
+        return
+    operation = next(key for key in ("split", "groups", "transpose", "reshape") if key in source)
+    inner: Shape | None = None
+    if wanted is not None and operation == "split":
+        inner = _with(wanted, source.get("dim", 0), sum(source["sizes"]))
+    elif wanted is not None and operation == "groups":
+        inner = _with(wanted, 0, source["count"] * sum(source["sizes"]))
+    elif wanted is not None and operation == "transpose":
+        inner = (*wanted[:-2], *wanted[:-3:-1])
+    elif wanted is not None:
+        inner = _before_reshape(source["reshape"], tuple(source["shape"]), shapes)
+    _need(source[operation], inner, shapes, needed)
+
+
+def _shapes_of_parts(
+    source: Mapping[str, Any], wanted: Shape | None, shapes: Mapping[str, Shape]
+) -> list[Shape | None]:
+    """What each part of a concatenation needs: those that fit keep their extent, and the others share the rest.
+
+    Where all fit by themselves and only their sum is wrong, each needs an even share, if they are alike.
+    """
+    parts = source["concat"]
+    if wanted is None or not -len(wanted) <= source["dim"] < len(wanted):
+        return [None] * len(parts)
+    dim = source["dim"]
+    extents = [_extent(part, wanted, dim, shapes) for part in parts]
+    rest = wanted[dim] - sum(extent for extent in extents if extent is not None)
+    if rest and len(set(extents)) == 1 and None not in extents:
+        extents, rest = [None for _ in parts], wanted[dim]
+    share, odd = divmod(rest, max(1, extents.count(None)))
+    shared = _with(wanted, dim, share) if share > 0 and not odd else None
+    return [shared if extent is None else _with(wanted, dim, extent) for extent in extents]
+
+
+def _before_reshape(inner: str | Mapping[str, Any], shape: Shape, shapes: Mapping[str, Shape]) -> Shape | None:
+    """What is reshaped: `shape` with the extents of 1 where the tensors have theirs."""
+    try:
+        _reshaped(torch.empty(found := built_shape(inner, shapes), device="meta"), shape)
+        return found
+    except (RuntimeError, ValueError):
+        pass
+    for found in shapes.values():
+        ones = [axis for axis, extent in enumerate(found) if extent == 1]
+        if len(found) == len(shape) + len(ones):
+            rest = iter(shape)
+            return tuple(1 if axis in ones else next(rest) for axis in range(len(found)))
+    return None
+
+
+def _extent(part: str | Mapping[str, Any], wanted: Shape, dim: int, shapes: Mapping[str, Shape]) -> int | None:
+    """How far a part of a concatenation reaches along `dim`; None when it does not fit `wanted` in the others."""
+    if not isinstance(part, str) and ("groups" in part or "split" in part):  # they say it, whatever their tensor is
+        size: int = part["sizes"][part["take"]]
+        count: int = part.get("count", 1)
+        return size * count
+    try:
+        shape = built_shape(part, shapes)
+    except ValueError:
+        return None
+    return shape[dim] if len(shape) == len(wanted) and _with(shape, dim, 0) == _with(wanted, dim, 0) else None
+
+
+def _with(shape: Shape, dim: int, extent: int) -> Shape:
+    dim %= len(shape)
+    return (*shape[:dim], extent, *shape[dim + 1 :])

@@ -168,7 +168,8 @@ def test_a_package_without_a_plan_is_an_error(generate, repo, content):
     ("changed", "words"),
     [
         ({"model.layers.0.up.weight": None}, "layers.0.up.weight needs the checkpoint tensor model.layers.0.up.weight"),
-        ({"head.weight": torch.zeros(3, 3)}, r"head.weight is \[32, 8\] but .* gives \[3, 3\]"),
+        ({"head.weight": torch.zeros(3, 3)}, r"head.weight is \[32, 8\]: head.weight is \[3, 3\], needed is \[32, 8\]"),
+        ({"model.layers.0.up.weight": torch.zeros(8, 16)}, r"layers.0.up.weight is \[8, 16\], needed is \[16, 8\]"),
         ({"model.extra": torch.zeros(2)}, "1 checkpoint tensors have no place in the package: model.extra"),
         ({"model.layers.0.norm.weight": torch.full((8,), float("nan"))}, "NaN or infinity: model.layers.0.norm.weight"),
     ],

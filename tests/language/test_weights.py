@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from day0.errors import Day0Error
-from day0.kernels.interface.weight_map import build, built_shape
+from day0.kernels.interface.weight_map import build, built_shape, misfits
 from day0.language.config_view import ConfigView
 from day0.language.expression import Scope
 from day0.language.weights import describe, resolve_source, tensor_names
@@ -90,6 +90,58 @@ def test_shapes_that_do_not_fit_are_named():
         built_shape({"concat": ["model.layers.4.a", "model.layers.4.e.0.w"], "dim": 0}, shapes)
     with pytest.raises(KeyError):
         built_shape("model.layers.4.missing", shapes)
+
+
+CONCAT = {"concat": ["a", "b"], "dim": 0}
+GROUPS = {"concat": [{"groups": "a", "count": 2, "sizes": [3, 1], "take": i} for i in (0, 1)], "dim": 0}
+CONV = {"reshape": {"concat": ["a", "b"], "dim": 0}, "shape": [6, 4]}
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "shapes", "blamed"),
+    [
+        ("a", (2, 3), {"a": (3, 2)}, {"a": (2, 3)}),
+        ({"transpose": "a"}, (2, 3), {"a": (2, 3)}, {"a": (3, 2)}),
+        (CONCAT, (6, 4), {"a": (3, 4), "b": (4, 3)}, {"b": (3, 4)}),
+        (CONCAT, (6, 4), {"a": (4, 3), "b": (3, 4)}, {"a": (3, 4)}),
+        (CONCAT, (6, 4), {"a": (4, 3), "b": (4, 3)}, {"a": (3, 4), "b": (3, 4)}),
+        (CONCAT, (8, 4), {"a": (3, 4), "b": (3, 4)}, {"a": (4, 4), "b": (4, 4)}),
+        (CONCAT, (8, 4), {"a": (3, 4), "b": (2, 4)}, {"a": None, "b": None}),
+        ({"stack": ["a", "b"]}, (2, 3, 4), {"a": (3, 4), "b": (4, 3)}, {"b": (3, 4)}),
+        ({"stack": [CONCAT]}, (1, 6, 4), {"a": (3, 4), "b": (4, 3)}, {"b": (3, 4)}),
+        ({"split": "a", "sizes": [1, 2], "take": 1}, (2, 5), {"a": (5, 3)}, {"a": (3, 5)}),
+        ({"split": "a", "sizes": [1, 2], "take": 1, "dim": 1}, (5, 2), {"a": (3, 5)}, {"a": (5, 3)}),
+        (GROUPS, (8, 5), {"a": (5, 8)}, {"a": (8, 5)}),
+        (CONV, (6, 4), {"a": (3, 1, 4), "b": (4, 1, 3)}, {"b": (3, 1, 4)}),
+        ({"reshape": "a", "shape": [6, 4]}, (6, 4), {"a": (4, 1, 6)}, {"a": (6, 1, 4)}),
+        ({"reshape": "a", "shape": [6, 4]}, (6, 4), {"a": (5, 5)}, {"a": (6, 4)}),
+        ({"reshape": "a", "shape": [6, 4]}, (6, 4), {"a": (5, 5, 5)}, {"a": None}),
+    ],
+)
+def test_the_tensor_to_blame_is_named_with_the_shape_it_needs(source, wanted, shapes, blamed):
+    found = misfits(source, wanted, shapes)
+    assert {name: misfit.needed for misfit in found for name in misfit.tensors} == blamed
+    for misfit in found:
+        assert all(shapes[name] == shape for name, shape in zip(misfit.tensors, misfit.found, strict=False))
+        assert f"{misfit.tensors[0]} " in str(misfit) and str(list(misfit.needed or wanted)) in str(misfit)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "shapes"),
+    [
+        (CONCAT, (6, 4), {"a": (2, 4), "b": (4, 4)}),
+        (GROUPS, (8, 5), {"a": (8, 5)}),
+        (CONV, (6, 4), {"a": (3, 1, 4), "b": (3, 1, 4)}),
+        ({"reshape": "a", "shape": [6, 4]}, (6, 4), {"a": (2, 3, 4)}),
+    ],
+)
+def test_nothing_is_blamed_that_fits(source, wanted, shapes):
+    assert misfits(source, wanted, shapes) == []
+
+
+def test_a_transposed_tensor_is_not_reshaped():
+    with pytest.raises(ValueError, match="in another order"):
+        build({"reshape": "a", "shape": [6, 4]}, {"a": torch.zeros(4, 1, 6)}.__getitem__)
 
 
 def test_description():
