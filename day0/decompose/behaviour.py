@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from day0.decompose.attribute_grid import prove_program
 from day0.decompose.interpret import build_weights
@@ -47,11 +48,12 @@ def observe(config: Any, recipe: Recipe | None, *, seed: int = 0) -> Behaviour:
     """Shrink the reference, run it in float64 on three kinds of probes, and prove the recipe's operators.
 
     The probes: a prompt from the empty state; several tokens that continue it (a non-zero state); single tokens. Raises
-    Day0Error when the reference cannot be shrunk or run; a recipe that does not fit the shrunk model is a note.
+    Day0Error when the reference cannot be shrunk or run, OSError when the disk does not hold it; a recipe that does not
+    fit the shrunk model is a note.
     """
     small, model, notes, reads = _small_reference(config, seed)
     with tempfile.TemporaryDirectory(prefix="day0-") as folder:
-        model.save_pretrained(folder)
+        _save(model, folder)
         repo = ModelRepo.open(Path(folder))
         program: Program | None = None
         if recipe is not None:
@@ -70,6 +72,13 @@ def observe(config: Any, recipe: Recipe | None, *, seed: int = 0) -> Behaviour:
     tolerance = max(TOLERANCE, recipe.reference.float64_leak)
     proofs = prove_program(program, weights, probes, tolerance=tolerance)
     return Behaviour(proofs, names, reads, (*notes, *more))
+
+
+def _save(model: Any, folder: str) -> None:
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # a full disk: the machine's failure, which must not pass for the model's
+        raise OSError(f"cannot write the shrunk model in {folder}: {error}") from error
 
 
 def _small_reference(config: Any, seed: int) -> tuple[Any, Any, list[str], ConfigReads]:

@@ -15,7 +15,7 @@ from day0.kernels.registry import get_kind, kind_names
 from day0.pipeline import RunOptions, open_line
 from day0.repo import ModelRepo
 from tests.check.alignments import alignment, row
-from tests.cli.run_day0 import day0
+from tests.cli.run_day0 import day0, day0_process
 from tests.mapping.inventories import inventory_of_config
 
 
@@ -194,6 +194,24 @@ def test_sample_continues_a_prompt(line, capsys):
     assert day0(capsys, "sample", "--prompt-ids", "1,x").code == 2
     outside = day0(capsys, "sample", "--prompt-ids", "99999999")
     assert outside.code == 2 and "outside the vocabulary" in outside.err
+
+
+PRINTS = """
+import os, subprocess
+print("python")
+os.write(1, b"descriptor\\n")
+subprocess.run(["echo", "subprocess"])
+"""
+
+
+def test_what_an_edited_package_prints_stays_out_of_the_answer(aligned, line):
+    model = line.workspace.folder / "package" / "model.py"
+    model.write_text(model.read_text() + PRINTS)
+    asked = ("sample", "--prompt-ids", "5,6,7", "--max-tokens", "1")
+    ran = day0_process(*asked, "--json")
+    assert ran.code == 0 and ran.json["prompt_ids"] == [5, 6, 7]
+    assert {"python", "descriptor", "subprocess"} <= set(ran.err.split())
+    assert day0_process(*asked, "-q").out.splitlines() == [ran.json["text"]]
 
 
 def test_sample_stops_at_the_configs_end_id_where_no_generation_config_is(line, capsys, tmp_path):

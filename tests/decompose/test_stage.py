@@ -8,6 +8,7 @@ import sys
 import pytest
 import transformers
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from day0.artifacts.base import Provenance
@@ -237,6 +238,15 @@ def test_a_model_without_recipe(tiny_repo, tmp_path, monkeypatch):
     assert sum(o.parameters for o in inventory.operators) == inventory.parameters
     assert any("chunk_gated_delta_rule" in warning for warning in inventory.warnings)
     assert not decompose(tiny_repo("qwen3_5"), require="proved").holds
+
+
+def test_a_full_disk_does_not_pass_for_a_model_that_cannot_be_watched(tiny_repo, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(OSError, match="cannot write the shrunk model in .*: No space left on device"):
+        decompose(tiny_repo("kimi_linear"))
 
 
 @pytest.mark.parametrize("require", [None, "proved"])
