@@ -11,3 +11,15 @@ TORCH = Contract(
         Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math"),
     ),
 )
+
+TRITON = Contract(
+    "norm",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
+        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        Clause("dim", "attribute", "dim", Between(low=1, high=32768), "one program holds a group in registers"),
+        Clause("eps", "attribute", "eps", Between(low=0.0), "eps stands under a square root"),
+        Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "sums are in float32"),
+    ),
+)

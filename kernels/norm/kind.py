@@ -1,7 +1,7 @@
 """The kind `norm`: RMS and layer normalisation, with the output gate that recurrent mixers fuse into it."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.norm.contract import TORCH
+from day0.kernels.norm.contract import TORCH, TRITON
 from day0.kernels.norm.cost import cost
 from day0.kernels.norm.schema import NormAttributes, weights
 
@@ -12,5 +12,8 @@ KIND = Kind(
     methods={"": Method(inputs=("x",), outputs=("y",), optional_inputs=("gate",))},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.norm.reference", TORCH),),
+    implementations=(
+        Implementation("torch", "day0.kernels.norm.reference", TORCH),
+        Implementation("triton", "day0.kernels.norm.triton_fused", TRITON),
+    ),
 )
