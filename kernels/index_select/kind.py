@@ -1,6 +1,6 @@
 """The kind `index_select`: which earlier tokens sparse attention shall read."""
 
-from day0.kernels.index_select.contract import TORCH
+from day0.kernels.index_select.contract import TORCH, TRITON
 from day0.kernels.index_select.cost import cost
 from day0.kernels.index_select.schema import IndexSelectAttributes, components, dense_limit, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
@@ -18,7 +18,10 @@ KIND = Kind(
     methods={"": Method(inputs=("q", "k"), outputs=("indices",), optional_inputs=("weights", "pool_gate"))},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.index_select.reference", TORCH),),
+    implementations=(
+        Implementation("triton", "day0.kernels.index_select.triton_fused", TRITON),
+        Implementation("torch", "day0.kernels.index_select.reference", TORCH),
+    ),
     state=components,
     context=("batch", "memory"),
     switch=switch,
