@@ -7,6 +7,7 @@ from typing import Any
 from day0.artifacts.inventory import ConfigKey
 from day0.decompose.look import ReferenceConfig
 from day0.decompose.tensor_audit import Mismatch
+from day0.decompose.tie import TIE
 from day0.errors import Day0Error
 from day0.kernels.registry import get_kind
 from day0.language.program import Program, apply_recipe
@@ -32,11 +33,13 @@ def audit_config(
     *,
     reference: ReferenceConfig | None = None,
     mismatches: Sequence[Mismatch] = (),
+    tie: tuple[str, bool] = ("", True),
 ) -> tuple[list[ConfigKey], list[str]]:
     """The audit of each key, nested ones dotted ("text_config.rope_parameters.rope_theta"), and warnings.
 
     `reference`: what its config class made of the config, and what the running reference read of it.
-    `mismatches`: the extents that the recipe expects of a tensor and the checkpoint does not have.
+    `mismatches`: the extents that the recipe expects of a tensor and the checkpoint does not have. `tie`: what
+    `tie_fault` says.
     """
     recipe = program.recipe if program is not None else None
     text = text_config(recipe, dict(raw)) if recipe is not None else _text_part(raw, reference)
@@ -45,7 +48,15 @@ def audit_config(
     keys = [auditor.outer(k, v) for k, v in raw.items() if k != inside] if inside else []
     keys += [auditor.text(key, value, f"{inside}.{key}" if inside else key) for key, value in _flat(text)]
     keys += auditor.defaults()
+    fault, certain = tie
+    if fault:
+        auditor.warnings.append(f"config key {TIE}: {fault}")
+        keys = [_with_fault(key, fault, certain) if key.key == TIE else key for key in keys]
     return keys, auditor.warnings
+
+
+def _with_fault(key: ConfigKey, fault: str, certain: bool) -> ConfigKey:
+    return key.model_copy(update={"detail": fault, "audit": "contradicted" if certain else key.audit})
 
 
 class _Auditor:

@@ -13,6 +13,7 @@ from day0.decompose.look import Seen, look
 from day0.decompose.operators import DECODE, PREFILL, active_parameters, operator_records, weights_dtype
 from day0.decompose.structure import Structure, read_source
 from day0.decompose.tensor_audit import TensorEvidence, audit_tensors
+from day0.decompose.tie import tie_fault
 from day0.decompose.unknown import operators_of_source, operators_of_structure
 from day0.errors import Day0Error
 from day0.language.program import apply_recipe
@@ -51,7 +52,8 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
         tensors = audit_tensors(program, repo.tensors)
     else:
         tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)))
-    keys, warnings = audit_config(repo.config, program, reference=seen.config, mismatches=tensors.mismatches)
+    tie = tie_fault(repo, program) if program is not None else ("", True)
+    keys, warnings = audit_config(repo.config, program, reference=seen.config, mismatches=tensors.mismatches, tie=tie)
     dtype = weights_dtype(repo.tensors.values(), repo.config)
     proofs = seen.behaviour.proofs if seen.behaviour is not None else {}
     if program is not None:
