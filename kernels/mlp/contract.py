@@ -12,3 +12,16 @@ TORCH = Contract(
         Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math"),
     ),
 )
+
+TRITON = Contract(
+    "mlp",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
+        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        Clause("width", "attribute", "width", Between(low=1), "a product needs columns"),
+        Clause("hidden", "attribute", "hidden", Between(low=1), "a product needs rows"),
+        Clause("clamp", "attribute", "clamp", Between(low=0.0), "[-clamp, clamp] must not be empty"),
+        Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "it activates in float32"),
+    ),
+)

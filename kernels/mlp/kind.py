@@ -1,7 +1,7 @@
 """The kind `mlp`: the dense feed-forward network of a layer."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.mlp.contract import TORCH
+from day0.kernels.mlp.contract import TORCH, TRITON
 from day0.kernels.mlp.cost import cost
 from day0.kernels.mlp.schema import MlpAttributes, weights
 
@@ -12,5 +12,8 @@ KIND = Kind(
     methods={"": Method(inputs=("x",), outputs=("y",))},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.mlp.reference", TORCH),),
+    implementations=(
+        Implementation("torch", "day0.kernels.mlp.reference", TORCH),
+        Implementation("triton", "day0.kernels.mlp.triton_fused", TRITON),
+    ),
 )

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """RMS and layer normalisation of groups of channels in one pass: a program holds its groups in registers.
 
-y = w x / sqrt(mean(x^2) + eps) (arXiv 1910.07467), with the gate of recurrent mixers before or after it. Fused in front, the
-residual sum is written once, and normalised without being read again.
+y = w x / sqrt(mean(x^2) + eps) (arXiv 1910.07467), with the gate of recurrent mixers before or after it. Fused in
+front, the residual sum is written once, and normalised without being read again.
 """
 
 import torch
