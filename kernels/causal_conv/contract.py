@@ -12,3 +12,16 @@ TORCH = Contract(
         Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math"),
     ),
 )
+
+TRITON = Contract(
+    "causal_conv",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "compiled for CUDA devices"),
+        Clause("triton", "device", "triton", OneOf((True,)), "the device has to have a Triton back end"),
+        Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "float32 arithmetic inside"),
+        Clause("channels", "attribute", "channels", Between(low=1), "a convolution needs channels"),
+        Clause("kernel_size", "attribute", "kernel_size", Between(2, 8), "a program reads its taps one by one"),
+        Clause("dilation", "attribute", "dilation", Between(1, 8), "a program holds the whole window"),
+    ),
+)

@@ -1,6 +1,6 @@
 """The kind `causal_conv`: the depthwise short convolution in front of recurrent mixers."""
 
-from day0.kernels.causal_conv.contract import TORCH
+from day0.kernels.causal_conv.contract import TORCH, TRITON
 from day0.kernels.causal_conv.cost import cost
 from day0.kernels.causal_conv.schema import CausalConvAttributes, outputs, state, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
@@ -12,7 +12,10 @@ KIND = Kind(
     methods={"": Method(inputs=("x",), outputs=outputs)},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.causal_conv.reference", TORCH),),
+    implementations=(
+        Implementation("triton", "day0.kernels.causal_conv.triton_fused", TRITON),
+        Implementation("torch", "day0.kernels.causal_conv.reference", TORCH),
+    ),
     state=state,
     context=("batch", "memory"),
     fuses_with={"recurrence": "the recurrence can convolve its queries, keys and values as it loads them"},

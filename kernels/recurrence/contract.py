@@ -29,7 +29,6 @@ TRITON = Contract(
     (
         Clause("device", "device", "type", OneOf(("cuda",)), "compiled for CUDA devices"),
         Clause("triton", "device", "triton", OneOf((True,)), "the device has to have a Triton back end"),
-        Clause("phase", "phase", "phase", OneOf(("decode", "verify")), "token by token: a prompt takes a chunked form"),
         Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "float32 arithmetic inside"),
         Clause("key_dim", "attribute", "key_dim", Between(1, 256), "a tile of the state stays in registers"),
         Clause("value_dim", "attribute", "value_dim", Between(1, 256), "a tile of the state stays in registers"),

@@ -38,22 +38,28 @@ from day0.kernels.recurrence.triton_pieces import (
     finish,
     load_log_decay,
     load_port,
+    next_window,
     norm_arguments,
+    pinned,
     store_window,
 )
 
-# `tile`: elements of the state in one program's registers; more programs for small batches, more bytes in flight each.
+# `tile`: elements of the state in one program's registers. `maxnreg`: registers of a thread at most (0: as many as the
+# compiler likes); 128 at 8 warps let two programs share a multiprocessor, one loading while the other computes.
 SPACE = Space(
     KERNEL,
     __file__,
     (
-        {"tile": 16384, "num_warps": 8},
-        {"tile": 16384, "num_warps": 16},
-        {"tile": 16384, "num_warps": 4},
-        {"tile": 8192, "num_warps": 8},
-        {"tile": 8192, "num_warps": 4},
-        {"tile": 4096, "num_warps": 4},
-        {"tile": 2048, "num_warps": 2},
+        {"tile": 16384, "num_warps": 8, "maxnreg": 128},
+        {"tile": 16384, "num_warps": 8, "maxnreg": 0},
+        {"tile": 16384, "num_warps": 8, "maxnreg": 104},
+        {"tile": 16384, "num_warps": 16, "maxnreg": 64},
+        {"tile": 16384, "num_warps": 16, "maxnreg": 0},
+        {"tile": 16384, "num_warps": 4, "maxnreg": 0},
+        {"tile": 8192, "num_warps": 8, "maxnreg": 0},
+        {"tile": 8192, "num_warps": 4, "maxnreg": 128},
+        {"tile": 4096, "num_warps": 4, "maxnreg": 0},
+        {"tile": 2048, "num_warps": 4, "maxnreg": 0},
     ),
 )
 STATES = (torch.float32, torch.bfloat16)
@@ -88,6 +94,7 @@ def decode_kernel(
     Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr,
     NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
     SINGLE: tl.constexpr, LIMITED: tl.constexpr, OUTPUT: tl.constexpr, COMMIT: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """SINGLE: at most one token a sequence; LIMITED: its first `accepted` tokens only; COMMIT: write state, window."""
     TILES: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
@@ -122,34 +129,38 @@ def decode_kernel(
     q_window = own_window + (Q_AT + q_at) * WINDOW
     k_window = own_window + (K_AT + q_at) * WINDOW
     v_window = own_window + (V_AT + v_at) * WINDOW
-    q_taps = tl.zeros([BLOCK_K, TAPS_BLOCK], q.dtype.element_ty)
-    k_taps = tl.zeros([BLOCK_K, TAPS_BLOCK], k.dtype.element_ty)
-    v_taps = tl.zeros([BLOCK_V, TAPS_BLOCK], v.dtype.element_ty)
     # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
     for i in range(0, 1 if SINGLE else tokens):
         row = start + i
-        keys, k_taps = load_port(
+        keys = load_port(
             k + q_at, k_row, start, row, context, k_window, conv_weight + (K_AT + q_at) * TAPS, conv_bias + K_AT + q_at,
-            rows, is_row, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+            rows, is_row, KEY_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
         )  # fmt: skip
-        queries, q_taps = load_port(
+        queries = load_port(
             q + q_at, q_row, start, row, context, q_window, conv_weight + (Q_AT + q_at) * TAPS, conv_bias + Q_AT + q_at,
-            rows, is_row, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+            rows, is_row, KEY_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
         )  # fmt: skip
-        values, v_taps = load_port(
+        values = load_port(
             v + v_at, v_row, start, row, context, v_window, conv_weight + (V_AT + v_at) * TAPS, conv_bias + V_AT + v_at,
-            columns, is_column, TAPS, TAPS_BLOCK, CONV_BIAS, CONV_ACTIVATION,
+            columns, is_column, VALUE_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
         )  # fmt: skip
-        g, step = load_log_decay(
+        g, steps = load_log_decay(
             decay, decay_row, row, A_log, dt_bias, head, rows, is_row, lower_bound, slope_scale, step_min, step_max,
             DECAY, DECAY_FORM, VALUE_HEADS, KEY_DIM,
         )  # fmt: skip
+        keys = pinned(keys, INTERPRETED)
+        queries = pinned(queries, INTERPRETED)
+        values = pinned(values, INTERPRETED)
+        g = pinned(g, INTERPRETED)
         if QK_NORM:
             keys *= tl.rsqrt(tl.sum(keys * keys, 0) + qk_norm_eps)
             queries *= tl.rsqrt(tl.sum(queries * queries, 0) + qk_norm_eps)
         queries *= scale
         s *= tl.exp(g)[:, None]
-        u = values * step
+        u = values
+        if DECAY_FORM == "time_step":
+            # Every channel holds the head's one time step.
+            u *= tl.max(tl.where(is_row, steps, 0.0), 0)
         if DELTA_RULE:
             u -= tl.sum(s * keys[:, None], 0)
         if BETA != "none":
@@ -167,19 +178,29 @@ def decode_kernel(
         s += keys[:, None] * u[None, :]
 
     if COMMIT:
+        if TAPS > 0:
+            q_next = next_window(
+                q + q_at, q_row, start, tokens, context, q_window, rows, is_row, TAPS, TAPS_BLOCK
+            )  # fmt: skip
+            k_next = next_window(
+                k + q_at, k_row, start, tokens, context, k_window, rows, is_row, TAPS, TAPS_BLOCK
+            )  # fmt: skip
+            v_next = next_window(
+                v + v_at, v_row, start, tokens, context, v_window, columns, is_column, TAPS, TAPS_BLOCK
+            )  # fmt: skip
         tl.store(state_at, s.to(state.dtype.element_ty), mask=is_state)
         if TAPS > 0:
             # Threads of this program hold copies of the window's channels: all have to have read before one writes.
             tl.debug_barrier()
-            store_window(v_window, v_taps, columns, is_column, TAPS, TAPS_BLOCK)
+            store_window(v_window, v_next, columns, is_column, TAPS, TAPS_BLOCK)
             if GROUP * TILES == 1:
-                store_window(q_window, q_taps, rows, is_row, TAPS, TAPS_BLOCK)
-                store_window(k_window, k_taps, rows, is_row, TAPS, TAPS_BLOCK)
+                store_window(q_window, q_next, rows, is_row, TAPS, TAPS_BLOCK)
+                store_window(k_window, k_next, rows, is_row, TAPS, TAPS_BLOCK)
             else:
                 ticket = tickets + sequence * KEY_HEADS + key_head
                 if tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP * TILES - 1:
-                    store_window(q_window, q_taps, rows, is_row, TAPS, TAPS_BLOCK)
-                    store_window(k_window, k_taps, rows, is_row, TAPS, TAPS_BLOCK)
+                    store_window(q_window, q_next, rows, is_row, TAPS, TAPS_BLOCK)
+                    store_window(k_window, k_next, rows, is_row, TAPS, TAPS_BLOCK)
                     tl.store(ticket, 0)
 
 
@@ -278,7 +299,9 @@ def launch(
         LIMITED=accepted is not None,
         OUTPUT=out is not None,
         COMMIT=commit,
+        INTERPRETED=INTERPRETED,
         num_warps=chosen["num_warps"],
+        maxnreg=chosen["maxnreg"] or None,
         **pieces,
     )  # fmt: skip
 

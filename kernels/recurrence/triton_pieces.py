@@ -68,44 +68,74 @@ def activate(x, NAME: tl.constexpr):
 
 
 @triton.jit
+def pinned(x, INTERPRETED: tl.constexpr):
+    """x itself, computed once in the layout it was loaded in.
+
+    Without it Triton loads a vector again in the layout of the state's rows, each thread 16 values that it shares with
+    its whole warp, for every load that the vector depends on.
+    """
+    if not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
+
+
+@triton.jit
 def load_port(
     x, row_stride, start, row, context, window, weight, bias, channels, known,
-    TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SINGLE: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """One token's channels of a port, float32, and the inputs its taps met, [channels, TAPS_BLOCK] (zeros without).
+    """One token's channels of a port, convolved where there are taps, float32 [channels].
 
-    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot.
+    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot. Channels
+    go tap by tap: a [channels, taps] block would hand its own layout on to the state.
     """
     if TAPS == 0:
         values = tl.load(x + row * row_stride + channels, mask=known, other=0.0).to(tl.float32)
-        inputs = tl.zeros([channels.shape[0], TAPS_BLOCK], x.dtype.element_ty)
     else:
-        taps = tl.arange(0, TAPS_BLOCK)
-        at = row - start - (TAPS - 1) + taps  # among the step's tokens; before them: in the window
-        is_tap = known[:, None] & (taps < TAPS)[None, :]
-        new = tl.load(
-            x + (start + at)[None, :] * row_stride + channels[:, None], mask=is_tap & (at >= 0)[None, :], other=0.0
-        )
-        old = tl.load(
-            window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)[None, :],
-            mask=is_tap & (at < tl.where(context > 0, 0, -TAPS))[None, :],
-            other=0.0,
-        )
-        inputs = tl.where((at >= 0)[None, :], new, old.to(new.dtype))
-        w = tl.load(weight + channels[:, None] * TAPS + taps[None, :], mask=is_tap, other=0.0)
-        values = tl.sum(inputs.to(tl.float32) * w.to(tl.float32), 1)
+        values = tl.zeros([channels.shape[0]], tl.float32)
         if BIAS:
             values += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
+        # A new sequence sees zeros in its window.
+        remembered = tl.where(context > 0, CHANNELS, 0)
+        for tap in tl.static_range(TAPS):
+            w = tl.load(weight + channels * TAPS + tap, mask=known, other=0.0).to(tl.float32)
+            at = row - start - (TAPS - 1) + tap  # among the step's tokens; before them: in the window
+            if tap == TAPS - 1:
+                values += w * tl.load(x + row * row_stride + channels, mask=known, other=0.0).to(tl.float32)
+            elif SINGLE:
+                old = tl.load(window + channels * (TAPS - 1) + tap, mask=channels < remembered, other=0.0)
+                values += w * old.to(tl.float32)
+            else:
+                is_new = channels < tl.where(at >= 0, CHANNELS, 0)
+                is_old = channels < tl.where(at >= 0, 0, remembered)
+                new = tl.load(x + (start + at) * row_stride + channels, mask=is_new, other=0.0).to(tl.float32)
+                old = tl.load(window + channels * (TAPS - 1) + (TAPS - 1 + at), mask=is_old, other=0.0).to(tl.float32)
+                values += w * tl.where(is_new, new, old)
         values = activate(values, ACTIVATION)
-    return values, inputs
+    return values
+
+
+@triton.jit
+def next_window(
+    x, row_stride, start, tokens, context, window, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr
+):
+    """The last TAPS - 1 inputs of a sequence after the step's tokens, oldest first, [channels, TAPS_BLOCK]."""
+    columns = tl.arange(0, TAPS_BLOCK)
+    at = tokens - (TAPS - 1) + columns
+    kept = known[:, None] & (columns < TAPS - 1)[None, :]
+    new = tl.load(x + (start + at)[None, :] * row_stride + channels[:, None], mask=kept & (at >= 0)[None, :], other=0.0)
+    is_old = at < tl.where(context > 0, 0, -TAPS)
+    old = tl.load(
+        window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)[None, :], mask=kept & is_old[None, :], other=0.0
+    )
+    return tl.where((at >= 0)[None, :], new, old.to(new.dtype))
 
 
 @triton.jit
 def store_window(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
-    """The last token's inputs but the oldest are the next step's window."""
-    taps = tl.arange(0, TAPS_BLOCK)
-    kept = known[:, None] & ((taps >= 1) & (taps < TAPS))[None, :]
-    tl.store(window + channels[:, None] * (TAPS - 1) + (taps - 1)[None, :], inputs, mask=kept)
+    columns = tl.arange(0, TAPS_BLOCK)
+    kept = known[:, None] & (columns < TAPS - 1)[None, :]
+    tl.store(window + channels[:, None] * (TAPS - 1) + columns[None, :], inputs, mask=kept)
 
 
 @triton.jit
@@ -113,8 +143,8 @@ def load_log_decay(
     decay, row_stride, row, A_log, dt_bias, head, channels, known, lower_bound, slope_scale, step_min, step_max,
     DECAY: tl.constexpr, FORM: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
-    """One token's log decay [channels] of a head, float32, and the time step that multiplies its value."""
-    step = 1.0
+    """One token's log decay of a head, and the time step that multiplies its value, both float32 [channels]."""
+    steps = tl.full([channels.shape[0]], 1.0, tl.float32)
     g = tl.zeros([channels.shape[0]], tl.float32)
     if DECAY == "constant":
         g -= slope_scale * tl.exp2(-8.0 * (head + 1).to(tl.float32) / VALUE_HEADS)
@@ -131,11 +161,9 @@ def load_log_decay(
         elif FORM == "softplus":
             g = -rate * softplus(f)
         else:
-            # Every channel holds the head's one time step.
             steps = tl.minimum(tl.maximum(softplus(f), step_min), step_max)
             g = -rate * steps
-            step = tl.max(tl.where(known, steps, 0.0), 0)
-    return g, step
+    return g, steps
 
 
 @triton.jit
