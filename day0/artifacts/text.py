@@ -87,14 +87,19 @@ class UnusableJsonError(ValueError):
 def parse_json(text: str, *, name: str, hint: str) -> Any:
     """The JSON value in `text`; Infinity is a number, NaN is none.
 
-    Raises Day0Error naming the file: no JSON, a key given twice, NaN, an integer too long, nested too deeply.
+    Raises Day0Error naming the file: no JSON, a key given twice, NaN, an integer too long, nested too deeply, or half a
+    surrogate pair, which no file can hold as text.
     """
     try:
-        return json.loads(text, parse_constant=_constant, object_pairs_hook=unique_pairs)
+        value = json.loads(text, parse_constant=_constant, object_pairs_hook=unique_pairs)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         raise Day0Error(f"{name} is not valid JSON (line {error.lineno}: {error.msg})", hint=hint) from error
     except UnusableJsonError as error:
         raise Day0Error(f"{name} is not usable JSON ({error})", hint=hint) from error
+    except UnicodeEncodeError as error:
+        raise Day0Error(f"{name} is not usable JSON (it holds half a character)", hint=hint) from error
     except ValueError as error:  # Python's own limit on integers
         raise Day0Error(f"{name} is not usable JSON (it holds a number of thousands of digits)", hint=hint) from error
     except RecursionError as error:

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from day0.artifacts.text import MAX_DEPTH, parse_yaml
+from day0.artifacts.text import MAX_DEPTH, parse_json, parse_yaml
 from day0.errors import Day0Error
 from day0.language.recipe import read_recipe
 from day0.mapping.device import read_device
@@ -78,3 +78,9 @@ def test_an_alias_inside_of_what_it_names():
 )
 def test_what_is_no_yaml(text):
     assert refused(text).startswith("mine.yaml is not YAML: ")
+
+
+def test_json_that_no_file_can_hold_as_text_is_refused():
+    with pytest.raises(Day0Error, match="config.json is not usable JSON .it holds half a character"):
+        parse_json(r'{"a": ["\ud800"]}', name="config.json", hint="correct it")
+    assert parse_json(r'{"a": ["\ud83d\ude00"]}', name="config.json", hint="") == {"a": ["\U0001f600"]}
