@@ -6,6 +6,7 @@ from torch import Tensor
 from day0.kernels.interface.batch import Batch
 from day0.kernels.recurrence.schema import RecurrenceAttributes
 from day0.kernels.recurrence.triton_decode import launch
+from day0.kernels.recurrence.triton_prefill import fits, prefill
 
 
 def recurrence(
@@ -26,6 +27,8 @@ def recurrence(
 
     Phase "verify" moves the state past all its tokens, as the reference does; `triton_verify` holds back.
     """
+    if batch.phase == "prefill" and fits(a):
+        return prefill(a, q, k, v, decay, beta, A_log=A_log, dt_bias=dt_bias, D=D, batch=batch, state=state)
     out = torch.empty_like(v)
     launch(a, q, k, v, decay, beta, A_log=A_log, dt_bias=dt_bias, D=D, batch=batch, state=state, out=out)
     return out

@@ -22,22 +22,24 @@ KERNEL = "recurrence prefill"
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # Chunks whose scratch exists at once: 16384 tokens. Longer prefills go window by window, the state in its slot between.
 WINDOW = 256
+# Extents of Triton's tiles are powers of two; its products take at least 16, registers hold at most 256.
+_DIMS = (16, 32, 64, 128, 256)
 # Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
 _LARGEST_EXPONENT = 80.0
 
-BLOCKS = Space(
-    "recurrence.prefill_blocks", __file__, tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2))
-)  # fmt: skip
-WALK = Space(
-    "recurrence.prefill_walk",
-    __file__,
-    tuple(
-        {"block_v": block_v, "num_warps": warps, "num_stages": stages}
-        for block_v, warps, stages in (
-            (64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (32, 4, 2), (32, 4, 3), (128, 8, 2), (128, 4, 2)
-        )
-    ),
-)  # fmt: skip
+BLOCKS = Space("recurrence.prefill_blocks", __file__, tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2)))
+# Slice of the state's columns, warps, tiles fetched ahead: for rows of up to 256 bytes, and for wider ones.
+WALK, WALK_WIDE = (
+    Space(
+        f"recurrence.prefill_walk{name}",
+        __file__,
+        tuple({"block_v": v, "num_warps": w, "num_stages": s} for v, w, s in configs),
+    )
+    for name, configs in (
+        ("", ((64, 4, 2), (64, 4, 3), (64, 4, 1), (64, 8, 2), (32, 4, 2), (32, 4, 3), (128, 8, 2), (128, 8, 3))),
+        ("_wide", ((32, 4, 1), (64, 4, 1), (64, 8, 1), (64, 8, 2), (32, 4, 2), (128, 8, 1))),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Workspace:
 
 
 def workspace(a: RecurrenceAttributes, tokens: int, sequences: int, *, dtype: torch.dtype, device: object) -> Workspace:
-    """Scratch for `launch`, uninitialised. It need not fit all tokens: windows of fewer chunks only take more launches."""
+    """Scratch for `launch`, uninitialised. Where it does not hold all tokens' chunks, they take several launches."""
     chunks = max(1, min(tokens // CHUNK + sequences, WINDOW))
     channels = a.decay == "per_channel"
 
@@ -132,7 +134,7 @@ def launch(
         return
     where = bucket(a, v.dtype, tokens, sequences)
     first = dict(BLOCKS.config(where) if blocks_config is None else blocks_config)
-    second = dict(WALK.config(where) if walk_config is None else walk_config)
+    second = dict(walk_space(a, v.dtype).config(where) if walk_config is None else walk_config)
     block_v = min(second.pop("block_v"), a.value_dim)
     channels = a.decay == "per_channel"
     form = a.decay if a.decay in ("none", "constant") else a.decay_form
@@ -141,7 +143,9 @@ def launch(
     precision = "ieee" if v.dtype == torch.float32 else "tf32"
     step_max = float("inf") if a.time_step_max is None else a.time_step_max
     total = tokens // CHUNK + sequences
-    keep = checkpoints is not None
+    kept, kept_rows, every = None, None, CHUNK
+    if checkpoints is not None:
+        kept, kept_rows, every = checkpoints.states, checkpoints.rows, checkpoints.every
     for start in range(0, total, scratch.chunks):
         held = min(scratch.chunks, total - start)
         if channels:
@@ -166,12 +170,10 @@ def launch(
         walk[(a.value_heads * (a.value_dim // block_v), sequences)](
             q, k, v, out, scratch.scaled, scratch.mixing, scratch.row_scales, scratch.decay, state, D,
             batch.cu_seqlens, batch.context_lens, batch.slots,
-            checkpoints.states if keep else None, checkpoints.rows if keep else None,
-            q.stride(0), k.stride(0), v.stride(0), state.stride(0),
-            checkpoints.states.stride(0) if keep else 0, checkpoints.rows.stride(0) if keep else 0,
-            start, held, a.value_heads, a.value_heads // a.key_heads, checkpoints.every // CHUNK if keep else 1,
+            kept, kept_rows, q.stride(0), k.stride(0), v.stride(0), state.stride(0), _row(kept), _row(kept_rows),
+            start, held, a.value_heads, a.value_heads // a.key_heads, every // CHUNK,
             K=a.key_dim, V=a.value_dim, BLOCK_V=block_v, KIND=kind, PRECISION=precision, PER_CHANNEL=channels,
-            DELTA=a.delta_rule, SKIP=a.skip, KEEP=keep, **second,
+            DELTA=a.delta_rule, SKIP=a.skip, KEEP=kept is not None, **second,
         )  # fmt: skip
 
 
@@ -183,6 +185,16 @@ def one_pivot(a: RecurrenceAttributes, dtype: torch.dtype) -> bool:
     """
     in_range = a.decay_form == "bounded_sigmoid" and -a.lower_bound * BLOCK / 2 <= _LARGEST_EXPONENT
     return in_range and dtype != torch.float32
+
+
+def walk_space(a: RecurrenceAttributes, dtype: torch.dtype) -> Space:
+    """The configurations that fit the shared memory that tiles of this width take."""
+    return WALK if a.key_dim * dtype.itemsize <= 256 else WALK_WIDE
+
+
+def fits(a: RecurrenceAttributes) -> bool:
+    """Whether the head dims are ones that these kernels take."""
+    return a.key_dim in _DIMS and a.value_dim in _DIMS
 
 
 def bucket(a: RecurrenceAttributes, dtype: torch.dtype, tokens: int, sequences: int) -> Bucket:
@@ -217,8 +229,7 @@ def _check(
     checkpoints: Checkpoints | None,
 ) -> None:
     n, heads = v.shape[0], a.value_heads
-    for name, size in (("key_dim", a.key_dim), ("value_dim", a.value_dim)):
-        require(size in (16, 32, 64, 128, 256), KERNEL, f"{name} 16, 32, 64, 128 or 256, not {size}")
+    require(fits(a), KERNEL, f"head dims in {_DIMS}, not {a.key_dim} and {a.value_dim}")
     require(v.dtype in KINDS, KERNEL, f"bfloat16, float16 or float32, not {v.dtype}")
     require_tensor(KERNEL, "v", v, (n, heads * a.value_dim))
     for name, x in (("q", q), ("k", k)):
@@ -249,8 +260,8 @@ def _check(
         require_tensor(KERNEL, name, x, shape, (torch.int64,))
     require(s <= 65535, KERNEL, f"at most 65535 sequences in a step, not {s}")
     wide = scratch.scaled if a.decay == "per_channel" else scratch.mixing
-    fits = wide.shape[:2] == (scratch.chunks, heads) and wide.dtype == v.dtype and scratch.chunks > 0
-    require(fits, KERNEL, "the workspace made for its attributes and dtype")
+    made_for_it = wide.shape[:2] == (scratch.chunks, heads) and wide.dtype == v.dtype and scratch.chunks > 0
+    require(made_for_it, KERNEL, "the workspace made for its attributes and dtype")
     if checkpoints is not None:
         every = checkpoints.every
         require(every > 0 and every % CHUNK == 0, KERNEL, f"checkpoints every multiple of {CHUNK} tokens, not {every}")

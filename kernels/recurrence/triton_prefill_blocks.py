@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """First pass over a prefill: what each chunk of 64 tokens needs that does not depend on the state, all chunks at once.
 
 Within a chunk let G_i be the sum of the log decays up to token i, A_ij = beta_i sum_d k_id k_jd exp(G_id - G_jd) for
@@ -87,7 +88,7 @@ def _inverse_minus_one(a, PRECISION: tl.constexpr):
     j = tl.arange(0, _BLOCK)[None, :]
     x = tl.where(i // 2 == j // 2, -a, 0.0)
     for level in tl.static_range(1, 5):
-        half: tl.constexpr = 1 << level
+        half = 1 << level
         m = tl.where((i // (2 * half) == j // (2 * half)) & (i // half > j // half), a, 0.0)
         y = m + tl.dot(m, x, input_precision=PRECISION)
         x -= y + tl.dot(x, y, input_precision=PRECISION)
@@ -130,7 +131,7 @@ def _products_unbounded(q, k, g, PRECISION: tl.constexpr, KIND: tl.constexpr, K:
     until = g
     after = tl.zeros([_BLOCK, K], tl.float32)
     for level in tl.static_range(0, 5):
-        half: tl.constexpr = 1 << level
+        half = 1 << level
         late = i % (2 * half) >= half
         factor = tl.exp(tl.where(late, until, after))
         x = (k * factor).to(KIND)
@@ -138,8 +139,8 @@ def _products_unbounded(q, k, g, PRECISION: tl.constexpr, KIND: tl.constexpr, K:
         coupled = (i // (2 * half) == j // (2 * half)) & (i // half > j // half)
         kk += tl.where(coupled, tl.dot(x, y, input_precision=PRECISION), 0.0)
         qk += tl.where(coupled, tl.dot((q * factor).to(KIND), y, input_precision=PRECISION), 0.0)
-        early_sum = _sums_of_blocks(tl.where(late, 0.0, g), 2 * half, K)
-        late_sum = _sums_of_blocks(tl.where(late, g, 0.0), 2 * half, K)
+        early_sum = _sums_of_blocks(tl.where(late, 0.0, g), 2 << level, K)
+        late_sum = _sums_of_blocks(tl.where(late, g, 0.0), 2 << level, K)
         until += tl.where(late, early_sum, 0.0)
         after += tl.where(late, 0.0, late_sum)
     return kk, qk, until, after, tl.sum(g, 0)
@@ -301,6 +302,13 @@ def _head_block(
 
 
 @triton.jit
+def _decay_between(g, strict):
+    """exp(sum of g over j < t <= i) for j <= i, [32, 32]; each column sums from its own token on, so that the last
+    tokens lose no digits in a difference of long sums."""
+    return tl.exp(tl.cumsum(tl.where(strict, g[:, None], 0.0), 0))
+
+
+@triton.jit
 def head_blocks(
     q, k, decay, beta, A_log, dt_bias, cu_seqlens, mixing, row_scales, chunk_decay,
     q_stride, k_stride, decay_stride, beta_stride, sequences, first_chunk, heads, group,
@@ -362,8 +370,9 @@ def head_blocks(
     tl.store(chunk_decay + place, tl.exp(total0 + total1))
 
     lower = i[:, None] >= i[None, :]
-    within0 = tl.where(lower, tl.exp(tl.where(lower, since0[:, None] - since0[None, :], 0.0)), 0.0) * nk0[None, :]
-    within1 = tl.where(lower, tl.exp(tl.where(lower, since1[:, None] - since1[None, :], 0.0)), 0.0) * nk1[None, :]
+    strict = i[:, None] > i[None, :]
+    within0 = _decay_between(g0, strict) * nk0[None, :]
+    within1 = _decay_between(g1, strict) * nk1[None, :]
     across = tl.exp(since1[:, None] + to_end0[None, :]) * nk0[None, :]
     k0t = tl.trans(k0)
     k1t = tl.trans(k1)
@@ -375,7 +384,6 @@ def head_blocks(
         tl.where(lower, tl.dot(q1, k1t, input_precision=PRECISION) * within1 * nq1[:, None], 0.0),
     )
     if DELTA:
-        strict = i[:, None] > i[None, :]
         left0 = (s0 * nk0)[:, None]
         left1 = (s1 * nk1)[:, None]
         _store_inverse(

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Second pass over a prefill: the chunks of a sequence one after the other, the state in registers from end to end.
 
 With the decayed keys d_i = beta_i k_i exp(G_i), decayed queries c_i = q_i exp(G_i), keys carried to the chunk's end
@@ -5,8 +6,8 @@ e_i = k_i exp(G_last - G_i), and R, P of the first pass, a chunk takes the state
 
     x = beta v - d S        u = x + R x        o = c S + P u        S <- exp(G_last) S + e^T u
 
-(without the delta rule u = beta v). A program holds a slice of columns of S, and holds it transposed: then every product
-has as its left operand what the step before left in registers, and as its right one a tile that was fetched ahead.
+(without the delta rule u = beta v). A program holds a slice of columns of S, and holds it transposed: then every
+product has as its left operand what the step before left in registers, and as its right one a tile fetched ahead.
 The identity in (I + A)^-1 = I + R stays out of the products, so that u carries no rounding of the operands but R's.
 """
 
