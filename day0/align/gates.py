@@ -19,8 +19,10 @@ def overall(gates: Iterable[Gate]) -> Verdict:
 
 def exactness_gate(name: str, result: Exactness) -> Gate:
     detail = f"{len(result.rows)} tensors in float64"
-    if result.first_bad is not None:
-        detail = str(result.first_bad)
+    bad = next((row for row in result.rows if row.verdict != "holds"), None)
+    if bad is not None:
+        # Where no operator is named, as when layers are compared whole, the first tensor that differs says most.
+        detail = str(result.first_bad) if result.first_bad else f"{_where(bad)}: relative error {bad.error or 0.0:.2e}"
     return _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
 
 
@@ -29,10 +31,7 @@ def rows_gate(name: str, rows: Sequence[Row], against: str) -> Gate:
     bad = next((row for row in rows if row.verdict != "holds"), None)
     detail = f"{len(rows)} tensors against {against}"
     if bad is not None:
-        where = bad.operator if bad.layer is None else f"{bad.operator} {bad.layer}"
-        detail = (
-            f"{where} ({bad.prompt}, {bad.mode}) has error {bad.error:.2e}, bound {bad.bound:.2e}, against {against}"
-        )
+        detail = f"{_where(bad)} ({bad.prompt}, {bad.mode}) has error {bad.error:.2e}, bound {bad.bound:.2e}, against {against}"
     return _gate(name, [row.verdict for row in rows], detail, _worst(rows))
 
 
@@ -49,9 +48,8 @@ def precision_gate(name: str, result: Precision) -> Gate:
         detail += f"; not compared, the reference holds them in float64 only: {len(result.lost)} ({shown})"
     bad = next((row for row in result.rows if row.verdict != "holds"), None)
     if bad is not None:
-        where = " ".join(filter(None, (bad.operator, "" if bad.layer is None else str(bad.layer), bad.port)))
         why = bad.note or f"{bad.ratio or 0.0:.2f} times the reference's own error"
-        detail = f"{where} ({bad.mode}): {why}; {detail}"
+        detail = f"{_where(bad)} ({bad.mode}): {why}; {detail}"
     return _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
 
 
@@ -114,6 +112,10 @@ def kept_rows(rows: Iterable[Row]) -> list[Row]:
             worst[key] = number
     failing = [number for number, row in enumerate(rows) if row.verdict != "holds"][:_MOST_FAILING_ROWS]
     return [rows[number] for number in sorted({*worst.values(), *failing})]
+
+
+def _where(row: Row) -> str:
+    return " ".join(filter(None, (row.operator, "" if row.layer is None else str(row.layer), row.port)))
 
 
 def _gate(name: str, verdicts: Sequence[Verdict], detail: str, worst: float | None) -> Gate:

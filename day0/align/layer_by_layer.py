@@ -7,8 +7,9 @@ checkpoint's tensors of that layer under the name of layer 0, loaded the way tra
 import copy
 import fnmatch
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,22 +28,30 @@ _LAYER = re.compile(r"(^|\.)(layers|blocks)\.(\d+)\.")
 
 
 def reference_layer(
-    repo: ModelRepo, layer: int, *, dtype: torch.dtype, outer: bool, left_out: Collection[str] = ()
+    repo: ModelRepo,
+    layer: int,
+    *,
+    dtype: torch.dtype,
+    outer: bool,
+    left_out: Collection[str] = (),
+    layer_numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> Reference:
     """The reference with one layer. `outer`: with its embedding, final norm and head as well, which else hold zeros.
+    `left_out`: tensors outside the layers that the package does without; a layer gets all of its own.
+    `layer_numbers`: keys of its config that list layers by number, with the number of the first layer.
 
     Raises Day0Error for a layer that cannot stand alone: one whose weights the class does not find by themselves.
     """
     config, _ = config_from_dict(repo.config)
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    _keep_layer(text, layer)
+    _keep_layer(text, layer, layer_numbers)
     state = {}
     for name, header in repo.tensors.items():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out):
-            continue
         found = _LAYER.search(name)
         if found is None:
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out):
+                continue
             # Nothing reads an inner layer's embedding and head, but its token ids must be of the vocabulary.
             zero = torch.zeros((), dtype=dtype)
             state[name] = repo.read_tensor(name) if outer else zero.expand(tuple(header.shape))
@@ -100,10 +109,19 @@ def _assign(operator: OperatorModule, weight: str, tensor: Tensor) -> None:
     setattr(operator, weight, nn.Parameter(tensor, requires_grad=False))
 
 
-def _keep_layer(text: Any, layer: int) -> None:
-    """Cut a text config to one layer: the count, and every list with one entry per layer."""
+def _keep_layer(text: Any, layer: int, layer_numbers: Mapping[str, int]) -> None:
+    """Cut a text config to one layer: the count, and every list with one entry per layer.
+
+    In a list of layers by number the layer keeps its place, with the number of the first one; the others get a number
+    that no layer has now.
+    """
     count = text.num_hidden_layers
     text.num_hidden_layers = 1
     for key, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == count:
+        if not isinstance(value, list):
+            continue
+        if key in layer_numbers:
+            first = layer_numbers[key]
+            setattr(text, key, [first if number == first + layer else first + count for number in value])
+        elif len(value) == count:
             setattr(text, key, value[layer : layer + 1])

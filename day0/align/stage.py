@@ -110,7 +110,7 @@ def run(
     if options.stream:
         if manifest.dummy_weights:
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
-        _streamed(found, repo, package_folder, end_ids, options, max(BOUND, notes.float64_leak))
+        _streamed(found, repo, package_folder, end_ids, options, notes)
         return _alignment(found, inventory.model, [*labels, _STREAMED], produced_by)
     _choose_prompts(found, hollow_package(package_folder), repo, end_ids, options)
     exact_package = load_package(package_folder, repo, dtype=torch.float64)
@@ -140,21 +140,23 @@ def _refuse_beside_stream(options: Options) -> None:
         "--golden": options.golden is not None,
         "--text": bool(options.texts),
         "--greedy-tokens": options.greedy_tokens != TOKENS,
+        "dtypes": options.dtypes != Options.dtypes,
     }
     for name in (name for name, is_given in given.items() if options.stream and is_given):
         raise Day0Error(f"{name} and --stream do not go together", hint="leave one of them out")
 
 
-_STREAMED = "layers compared one at a time; precision, greedy and invariance not judged"
+_STREAMED = "layers compared one at a time in float64; precision, greedy, invariance and scores of choices not judged"
 
 
 def _streamed(
-    found: _Findings, repo: ModelRepo, folder: Path, end_ids: Sequence[int], options: Options, bound: float
+    found: _Findings, repo: ModelRepo, folder: Path, end_ids: Sequence[int], options: Options, notes: ReferenceNotes
 ) -> None:
     layout = hollow_package(folder).layout()
     prompts = random_prompts(layout.vocab_size, end_ids, max_positions=layout.max_positions, seed=options.seed)
     found.prompts += prompts[:_EXACTNESS_PROMPTS]
-    streamed = stream_exactness(repo, folder, found.prompts, bound=bound)
+    bound = max(BOUND, notes.float64_leak)
+    streamed = stream_exactness(repo, folder, found.prompts, bound=bound, layer_numbers=notes.layer_numbers)
     first = streamed.bad[0] if streamed.bad else None
     found.exactness = Exactness(rows=streamed.rows, first_bad=first, also_bad=streamed.bad[1:])
     found.gates.append(exactness_gate(EXACTNESS, found.exactness))

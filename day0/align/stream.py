@@ -4,10 +4,13 @@ At no time is more in memory than one layer (the reference's, then the package's
 the head at the last, and the activations of the prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +42,7 @@ def stream_exactness(
     *,
     dtype: torch.dtype = torch.float64,
     bound: float = BOUND,
+    layer_numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> Streamed:
     """Every layer's output and the logits. In a layer that differs, the first operator that does is named.
 
@@ -46,17 +50,24 @@ def stream_exactness(
     """
     package = hollow_package(package_folder)
     left_out = tuple(package.weight_map()["left_out"])
+    build = partial(reference_layer, repo, dtype=dtype, left_out=left_out, layer_numbers=layer_numbers)
     layers = len(package_layers(package))
     result = Streamed()
+    filled = fill_operators(package, repo, dtype, layer=None)
+    entered = {p.name: _run_package_ends(package, p, dtype)[0] for p in prompts}
+    empty_operators(filled)
     stored: dict[str, Tensor] = {}
     for layer in range(layers):
         outer = layer in (0, layers - 1)
-        reference = reference_layer(repo, layer, dtype=dtype, outer=outer, left_out=left_out)
+        reference = build(layer, outer=outer)
         captures = {p.name: _run_reference(reference, p, stored.get(p.name)) for p in prompts}
         del reference
         filled = fill_operators(package, repo, dtype, layer=layer)
-        judged = {p.name: _run_package_layer(package, layer, p, captures[p.name].layer_inputs[0]) for p in prompts}
+        given = {p.name: _as_package(captures[p.name].layer_inputs[0], entered[p.name]) for p in prompts}
+        judged = {p.name: _run_package_layer(package, layer, p, given[p.name]) for p in prompts}
         empty_operators(filled)
+        if layer == 0:
+            result.rows += [_row(p, 0, "input", entered[p.name], given[p.name], bound) for p in prompts]
         differing = []
         for prompt in prompts:
             computed, exact = judged[prompt.name].layer_outputs[layer], captures[prompt.name].layer_outputs[0]
@@ -65,41 +76,58 @@ def stream_exactness(
             differing += [prompt] if row.verdict != "holds" else []
             stored[prompt.name] = exact
         if differing:
-            result.bad += _name(repo, package, layer, differing[0], captures, dtype, left_out, bound)
+            prompt = differing[0]
+            traced = _run_reference(build(layer, outer=layer == 0), prompt, captures[prompt.name].layer_inputs[0], True)
+            filled = fill_operators(package, repo, dtype, layer=layer)
+            again = _run_package_layer(package, layer, prompt, given[prompt.name])
+            judgement = Judgement(again, traced.index(), bound, traced.scores)
+            result.bad += judgement.culprits(judgement.excused_ports(), prompt.name, every_layer=False)
+            empty_operators(filled)
     filled = fill_operators(package, repo, dtype, layer=None)
     for prompt in prompts:
-        logits = _run_package_ends(package, prompt, stored[prompt.name])
+        _, logits = _run_package_ends(package, prompt, dtype, _as_package(stored[prompt.name], entered[prompt.name]))
         result.rows.append(_row(prompt, None, "logits", logits, captures[prompt.name].logits, bound))
     empty_operators(filled)
     return result
 
 
 def _run_reference(
-    reference: Reference, prompt: Prompt, stored: Tensor | None, *, traced: bool = False
+    reference: Reference, prompt: Prompt, stored: Tensor | None, traced: bool = False
 ) -> ReferenceCapture:
     """The one-layer reference, its layer fed the stored value (the first layer: the embedding's)."""
     return capture_reference(reference, list(prompt.ids), force={} if stored is None else {0: stored}, traced=traced)
 
 
 def _run_package_layer(package: Package, layer: int, prompt: Prompt, hidden: Tensor) -> Capture:
-    """One layer of a package on a value [1, T, ...], over fresh memory of its own."""
+    """One layer of a package on a value [T, ...], over fresh memory of its own."""
     captured = Capture()
     batch, memory = _fresh(package, prompt, f"layers.{layer}.", hidden.dtype)
     with recorded_operators(package, captured):
-        captured.layer_outputs[layer] = package_layers(package)[layer](hidden.squeeze(0), batch, memory)
+        captured.layer_outputs[layer] = package_layers(package)[layer](hidden, batch, memory)
     return captured
 
 
-def _run_package_ends(package: Package, prompt: Prompt, hidden: Tensor) -> Tensor:
-    """The package's logits from the last layer's stored output: its layers give that, whatever they are given."""
-    with ExitStack() as hooks:
+def _run_package_ends(
+    package: Package, prompt: Prompt, dtype: torch.dtype, last: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What the package's first layer is given [T, ...], and its logits when every layer gives `last`, or its input."""
+    entered: list[Tensor] = []
+
+    def passed_on(x: Tensor, *_: Any) -> Tensor:
+        entered.append(x)
+        return x if last is None else last
+
+    with ExitStack() as changed:
         for layer in package_layers(package):
-            hooks.callback(layer.register_forward_hook(lambda *_: hidden.squeeze(0)).remove)
-            layer.forward = lambda x, *_: x
-            hooks.callback(vars(layer).pop, "forward")
-        batch, memory = _fresh(package, prompt, "", hidden.dtype)
-        logits: Tensor = package(batch, memory)
-    return logits
+            layer.forward = passed_on
+            changed.callback(vars(layer).pop, "forward")
+        logits: Tensor = package(*_fresh(package, prompt, "", dtype))
+    return entered[0], logits
+
+
+def _as_package(hidden: Tensor, entered: Tensor) -> Tensor:
+    """What a layer of the reference takes or gives [1, T, ...], laid out as the package's layers have it."""
+    return hidden.reshape(entered.shape) if hidden.numel() == entered.numel() else hidden.squeeze(0)
 
 
 def _fresh(package: Package, prompt: Prompt, prefix: str, dtype: torch.dtype) -> tuple[Batch, Memory]:
@@ -113,29 +141,6 @@ def _fresh(package: Package, prompt: Prompt, prefix: str, dtype: torch.dtype) ->
     memory = Memory.allocate(layout, pages=pages, slots=1, dtype=dtype, poison=True)
     order = list(reversed(range(pages)))
     return Batch.pack([list(prompt.ids)], context_lens=[0], slots=[0], pages=[order]), memory
-
-
-def _name(
-    repo: ModelRepo,
-    package: Package,
-    layer: int,
-    prompt: Prompt,
-    captures: dict[str, ReferenceCapture],
-    dtype: torch.dtype,
-    left_out: tuple[str, ...],
-    bound: float,
-) -> list[FirstBad]:
-    """Which operator of a differing layer is wrong: the layer once more, traced."""
-    outer = layer == 0
-    reference = reference_layer(repo, layer, dtype=dtype, outer=outer, left_out=left_out)
-    entered = captures[prompt.name].layer_inputs[0]
-    traced = _run_reference(reference, prompt, entered, traced=True)
-    del reference
-    filled = fill_operators(package, repo, dtype, layer=layer)
-    judgement = Judgement(_run_package_layer(package, layer, prompt, entered), traced.index(), bound, traced.scores)
-    culprits = judgement.culprits(judgement.excused_ports(), prompt.name, every_layer=False)
-    empty_operators(filled)
-    return culprits
 
 
 def _row(prompt: Prompt, layer: int | None, name: str, computed: Tensor, exact: Tensor, bound: float) -> Row:

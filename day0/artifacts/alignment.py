@@ -33,7 +33,7 @@ class Row(Record):
     prompt: str
     mode: Mode
     layer: int | None
-    operator: str  # "layer" and "logits" for those
+    operator: str  # "layer" and "logits" for those; "input": what the first layer is given
     kind: str
     port: str
     error: Figure | None

@@ -135,6 +135,8 @@ class ReferenceNotes(Section):
     float64_leak: float = Field(default=0.0, ge=0.0, le=1e-6)
     # checks of the reference against itself that it is known to fail, with the reason: they are excluded by name
     fails: dict[str, str] = {}
+    # config keys that list some of the layers by number, with the number of the first layer
+    layer_numbers: dict[str, int] = {}
 
 
 class Chat(Section):

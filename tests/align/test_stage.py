@@ -151,6 +151,8 @@ def test_what_cannot_be_run_says_so(repo, folder, inventory, tmp_path):
     for name, options in beside.items():
         with pytest.raises(Day0Error, match=f"--{name} and --stream do not go together"):
             align(repo, folder, inventory, replace(options, stream=True))
+    with pytest.raises(Day0Error, match="dtypes and --stream do not go together"):
+        align(repo, folder, inventory, Options(stream=True, dtypes=(torch.bfloat16,)))
 
 
 @pytest.mark.parametrize("options", [Options(stream=True), QUICK])

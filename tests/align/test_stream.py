@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from day0.align import stream
-from day0.align.exactness import check_exactness
+from day0.align.exactness import Exactness, check_exactness
+from day0.align.gates import exactness_gate
 from day0.align.layer_by_layer import reference_layer
 from day0.align.stream import stream_exactness
 from day0.errors import Day0Error
@@ -25,9 +26,10 @@ def test_agrees_with_the_whole_model(repo, folder, prompts, exact_package, expec
     streamed = stream_exactness(repo, folder, prompts)
     assert streamed.bad == [] and {row.verdict for row in streamed.rows} == {"holds"}
     assert [(row.layer, row.prompt) for row in streamed.rows if row.prompt == "short"] == [
-        (0, "short"), (1, "short"), (2, "short"), (3, "short"), (None, "short")
+        (0, "short"), (0, "short"), (1, "short"), (2, "short"), (3, "short"), (None, "short")
     ]  # fmt: skip
     # the chain of stored outputs ends in the whole reference's logits: both compare the same package with it
+    assert [row.operator for row in streamed.rows if row.layer == 0] == ["input", "input", "layer", "layer"]
     whole = [row for row in check_exactness(exact_package, expected).rows if row.operator == "layer"]
     assert max(row.error for row in streamed.rows) < 10 * max(row.error for row in whole) + 1e-15
 
@@ -121,8 +123,23 @@ def test_peak_is_one_layer(tiny_repo, tmp_path):
     assert streamed.returncode == 0, streamed.stderr[-2000:]
 
 
-def test_layers_that_need_more_than_hidden_states_are_refused(tiny_repo, tmp_path, prompts):
+def test_a_wrong_embedding_shows_in_the_first_layer_s_input(repo, prompts, tmp_path):
+    recipe = recipe_of(repo)
+    wrong = {**recipe.operators, "embed": {**recipe.operators["embed"], "scale": 1.25}}
+    program = apply_recipe(recipe.model_copy(update={"operators": wrong}), repo.config, repo.tensors)
+    streamed = stream_exactness(repo, write_program(program, repo, tmp_path / "package"), prompts[:1])
+    assert [(row.layer, row.operator) for row in streamed.rows if row.verdict != "holds"] == [(0, "input")]
+    assert streamed.rows[0].error == pytest.approx(0.25)
+    assert exactness_gate("e", Exactness(rows=streamed.rows)).detail == "input 0: relative error 2.50e-01"
+
+
+def test_layers_listed_by_number_and_several_streams(tiny_repo, tmp_path, prompts):
+    """Layers 1 and 2 have n-gram tables of their own; what they take is [T, streams, width] in the package alone."""
     repo = ModelRepo.open(tiny_repo("qwen4_exp"))
-    folder = write_program(apply_recipe(recipe_of(repo), repo.config, repo.tensors), repo, tmp_path / "package")
+    recipe = recipe_of(repo)
+    folder = write_program(apply_recipe(recipe, repo.config, repo.tensors), repo, tmp_path / "package")
+    assert recipe.reference.layer_numbers == {"ple_layer_ids": 1}
+    streamed = stream_exactness(repo, folder, prompts[:1], layer_numbers=recipe.reference.layer_numbers)
+    assert [row.verdict for row in streamed.rows] == ["holds"] * 6
     with pytest.raises(Day0Error, match="cannot be built alone"):
         stream_exactness(repo, folder, prompts[:1])
