@@ -128,14 +128,19 @@ def _refuse_broken_weights(inventory: Inventory, options: Options) -> None:
     audit = inventory.tensor_audit
     if options.dummy_weights or not audit.claimed + len(audit.missing):
         return
-    for words, names in (
-        ("the checkpoint lacks", audit.missing),
-        ("mis-shaped:", audit.shape_mismatch),
-        ("no operator claims", audit.unclaimed if options.layers is None else ()),
+    anew = "get the checkpoint anew where it is damaged, then day0 decompose again; or correct the recipe's weights"
+    for words, names, hint in (
+        ("the checkpoint lacks", audit.missing, anew),
+        ("mis-shaped:", audit.shape_mismatch, anew),
+        (
+            "no operator claims",
+            audit.unclaimed if options.layers is None else (),
+            "claim them in the recipe's weights, or leave them out there with the reason",
+        ),
     ):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise Day0Error(f"{words} {', '.join(names[:3])}{more}", hint="correct the recipe's weights or left_out")
+            raise Day0Error(f"{words} {', '.join(names[:3])}{more}", hint=hint)
 
 
 def _labels(options: Options, layers: int, whole: int) -> tuple[str, ...]:

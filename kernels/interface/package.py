@@ -14,7 +14,7 @@ from day0.kernels.interface.batch import Batch
 from day0.kernels.interface.kind import Weight
 from day0.kernels.interface.memory import Memory
 from day0.kernels.interface.module import OperatorModule
-from day0.kernels.interface.weight_map import build, misfits
+from day0.kernels.interface.weight_map import build, misfits, tensors_read
 from day0.kernels.registry import get_kind
 
 Read = Callable[[str], Tensor]
@@ -99,27 +99,19 @@ def read_weight(path: str, spec: Weight, source: Any, read: Read) -> Tensor:
 
     Raises Day0Error naming the checkpoint's tensor: missing, of another shape, quantised.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def seen(name: str) -> Tensor:
-        tensor = read(name)
-        shapes[name] = tuple(tensor.shape)
-        return tensor
-
     try:
-        tensor: Tensor | None = build(source, seen)
+        tensors = {name: read(name) for name in tensors_read(source)}
     except KeyError as error:
         raise Day0Error(
             f"{path} needs the checkpoint tensor {error.args[0]}, which is missing", hint=INCOMPLETE
         ) from error
-    except (RuntimeError, ValueError, IndexError):
-        tensor = None
-    if tensor is None or tuple(tensor.shape) != spec.shape:
-        raise Day0Error(f"{path} is {list(spec.shape)}: {misfits(source, spec.shape, shapes)[0]}", hint=INCOMPLETE)
+    wrong = misfits(source, spec.shape, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if wrong:
+        raise Day0Error(f"{path} is {list(spec.shape)}: {wrong[0]}", hint=INCOMPLETE)
+    tensor = build(source, tensors.__getitem__)
     if spec.dtype != "int64" and (not tensor.is_floating_point() or tensor.element_size() < 2):
-        name = next(iter(shapes))
         raise Day0Error(
-            f"{path} is a float weight, the checkpoint's {name} holds {tensor.dtype} values",
+            f"{path} is a float weight, the checkpoint's {next(iter(tensors))} holds {tensor.dtype} values",
             hint="this checkpoint is quantised, which day0 does not read yet: take the bf16 one",
         )
     return tensor

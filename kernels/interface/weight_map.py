@@ -44,6 +44,13 @@ def _reshaped(whole: Tensor, shape: Shape) -> Tensor:
     return whole.reshape(shape)
 
 
+def tensors_read(source: str | Mapping[str, Any]) -> tuple[str, ...]:
+    """Every checkpoint tensor that `source` is built from, each once."""
+    needed: dict[str, Shape | None] = {}
+    _need(source, None, {}, needed)
+    return tuple(needed)
+
+
 def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) -> Shape:
     """The shape `build` would give, from the checkpoint's headers alone.
 

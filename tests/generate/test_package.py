@@ -101,16 +101,17 @@ def test_weights_kept_in_float32_stay_so(generate, repo):
 
 
 @pytest.mark.parametrize(
-    ("audit", "words"),
+    ("audit", "words", "hint"),
     [
-        (dict(missing=("a.weight",)), "the checkpoint lacks a.weight"),
-        (dict(shape_mismatch=("a.weight is 3",)), "mis-shaped: a.weight"),
-        (dict(unclaimed=("a", "b", "c", "d")), "no operator claims a, b, c and 1 more"),
+        (dict(missing=("a.weight",)), "the checkpoint lacks a.weight", "get the checkpoint anew"),
+        (dict(shape_mismatch=("a.weight is 3",)), "mis-shaped: a.weight", "get the checkpoint anew"),
+        (dict(unclaimed=("a", "b", "c", "d")), "no operator claims a, b, c and 1 more", "claim them in the recipe"),
     ],
 )
-def test_broken_weight_maps_are_refused(generate, tmp_path, audit, words):
-    with pytest.raises(Day0Error, match=words):
+def test_broken_weight_maps_are_refused(generate, tmp_path, audit, words, hint):
+    with pytest.raises(Day0Error, match=words) as caught:
         generate(audit=audit)
+    assert hint in caught.value.hint
     assert not (tmp_path / "ws" / "package").exists()
     generate(audit=audit, dummy_weights=True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from day0.errors import Day0Error
-from day0.kernels.interface.weight_map import build, built_shape, misfits
+from day0.kernels.interface.weight_map import build, built_shape, misfits, tensors_read
 from day0.language.config_view import ConfigView
 from day0.language.expression import Scope
 from day0.language.weights import describe, resolve_source, tensor_names
@@ -47,6 +47,7 @@ A, B = TENSORS["model.layers.4.a"], TENSORS["model.layers.4.b"]
 def test_sources(source, value):
     resolved = resolve_source(source, SCOPE, NAMES, TENSORS)
     assert set(tensor_names(resolved)) <= set(TENSORS)
+    assert tensors_read(resolved) == tuple(dict.fromkeys(tensor_names(resolved)))
     assert torch.equal(build(resolved, TENSORS.__getitem__), value)
     assert built_shape(resolved, {n: tuple(t.shape) for n, t in TENSORS.items()}) == tuple(value.shape)
 
