@@ -175,6 +175,9 @@ def read(
         return
     chosen = launch or dict(SPACE.config(bucket(tokens, sources, width)))
     block = next_power_of_2(width)
+    held = min(chosen["BL"], next_power_of_2(sources), max(1, _HELD // block))
+    # Where threads outnumber elements several hold the same one, and one may read what another has already added to.
+    warps = min(chosen["warps"], max(1, held * block // 32))
     _read[(tokens,)](
         h,
         h if y is None else y,
@@ -195,9 +198,9 @@ def read(
         ADD=y is not None,
         OPENS=opens,
         ALL=next_power_of_2(sources),
-        BL=min(chosen["BL"], next_power_of_2(sources), max(1, _HELD // block)),
+        BL=held,
         BH=block,
-        num_warps=chosen["warps"],
+        num_warps=warps,
         num_stages=chosen["stages"],
     )
 

@@ -260,7 +260,7 @@ def read(
     out: tuple[Tensor, Tensor, Tensor],  # x [N, H], post gates [N, S] float32, mixing matrices [N, S, S] float32
     scratch: Tensor,  # from workspace(h)
     written: tuple[Tensor, Tensor, Tensor] | None = None,  # y [N, H], gates and matrices of the branch before
-    h_new: Tensor | None = None,  # like h, or h itself; with `written`
+    h_new: Tensor | None = None,  # like h, and apart from it; with `written`
     launch: dict[str, int] | None = None,
 ) -> None:
     """x and the next mix of h; with `written` first h_new = post(h, *written), of which x and the mix are then made.
@@ -286,6 +286,7 @@ def read(
     require(scratch.numel() >= splits * min(size, tokens) * pad, KERNEL, "scratch from workspace()")
     if h_new is not None and written is not None:
         _require_written(h, written, h_new)
+        require(h_new.data_ptr() != h.data_ptr() or tokens == 0, KERNEL, "a new stream apart from the old one")
     exact = h.dtype == fn.dtype and h.dtype != torch.float32
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[h.dtype] if exact else tl.float32
     for start in range(0, tokens, size):

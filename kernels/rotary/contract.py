@@ -12,3 +12,17 @@ TORCH = Contract(
         Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math"),
     ),
 )
+
+TRITON = Contract(
+    "rotary",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
+        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        Clause("head_dim", "attribute", "head_dim", Between(low=2, high=8192), "one program holds a head"),
+        Clause("rotary_dim", "attribute", "rotary_dim", MultipleOf(2), "channels are rotated in pairs"),
+        Clause("offset", "attribute", "offset", Between(low=0), "the slice starts inside the head"),
+        Clause("scaling", "attribute", "scaling", OneOf(("none", "yarn")), "frequencies it can make"),
+        Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "angles are float32"),
+    ),
+)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from day0.kernels.common.rope import Layout
+from day0.kernels.common.channel_layout import Layout
 from day0.kernels.interface.attributes import Attributes
 
 YARN_ONLY = (
