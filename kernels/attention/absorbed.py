@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from day0.kernels.attention.schema import AttentionAttributes
-from day0.kernels.common.attention_memory import attend_absorbed, remember
-from day0.kernels.common.causal import causal_mask
+from day0.kernels.common.attention_torch import attend_absorbed, causal_mask, remember
 from day0.kernels.interface.batch import Batch
 
 

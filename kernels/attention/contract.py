@@ -16,3 +16,23 @@ TORCH_ABSORBED = Contract(
     "torch_absorbed",
     (Clause("memory", "attribute", "memory", OneOf(("latent",)), "only kv_up can be absorbed"), _SCALE, _DTYPE),
 )
+
+# Tiles of more channels leave no room on chip for the next one on its way: 512 of a latent, 256 of keys and values.
+TRITON = Contract(
+    "attention",
+    "triton",
+    (
+        Clause("device", "device", "type", OneOf(("cuda",)), "kernels run on an NVIDIA GPU"),
+        Clause("triton", "device", "triton", OneOf((True,)), "kernels are compiled by Triton"),
+        Clause("capability", "device", "capability", Between(low=8.0), "copies to shared memory need Ampere or newer"),
+        Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "what the kernels multiply"),
+        Clause("weight", "dtype", "weight", OneOf(("bfloat16", "float16", "float32")), "what kv_up is multiplied in"),
+        Clause("page", "shape", "page_tokens", OneOf((64,)), "the page that addresses are computed for"),
+        Clause("memory", "attribute", "memory", OneOf(("kv", "latent")), "what it can read"),
+        _SCALE,
+        Clause("head_dim", "attribute", "head_dim", Between(high=256), "a tile of keys fits on chip"),
+        Clause("value_dim", "attribute", "value_dim", Between(high=256), "a tile of values fits on chip"),
+        Clause("rank", "attribute", "rank", Between(high=512), "a tile of latents fits on chip"),
+        Clause("rope_dim", "attribute", "rope_dim", Between(high=128), "a tile of rope keys fits on chip"),
+    ),
+)

@@ -1,6 +1,6 @@
 """The kind `attention`: causal softmax attention with its paged cache of keys and values, or of latents."""
 
-from day0.kernels.attention.contract import TORCH, TORCH_ABSORBED
+from day0.kernels.attention.contract import TORCH, TORCH_ABSORBED, TRITON
 from day0.kernels.attention.cost import cost
 from day0.kernels.attention.schema import AttentionAttributes, components, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
@@ -15,6 +15,7 @@ KIND = Kind(
     implementations=(
         Implementation("torch", "day0.kernels.attention.reference", TORCH),
         Implementation("torch_absorbed", "day0.kernels.attention.absorbed", TORCH_ABSORBED),
+        Implementation("triton", "day0.kernels.attention.triton_fused", TRITON),
     ),
     state=components,
     context=("batch", "memory"),

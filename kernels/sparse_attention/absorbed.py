@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from day0.kernels.common.attention_memory import attend_absorbed, remember
+from day0.kernels.common.attention_torch import attend_absorbed, remember
 from day0.kernels.interface.batch import Batch
 from day0.kernels.sparse_attention.schema import SparseAttentionAttributes
 from day0.kernels.sparse_attention.selection import chosen_mask

@@ -1,7 +1,7 @@
 """The kind `sparse_attention`: softmax attention to positions chosen per token, with the same memory as `attention`."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.sparse_attention.contract import TORCH, TORCH_ABSORBED
+from day0.kernels.sparse_attention.contract import TORCH, TORCH_ABSORBED, TRITON
 from day0.kernels.sparse_attention.cost import cost
 from day0.kernels.sparse_attention.schema import SparseAttentionAttributes, components, weights
 
@@ -15,6 +15,7 @@ KIND = Kind(
     implementations=(
         Implementation("torch", "day0.kernels.sparse_attention.reference", TORCH),
         Implementation("torch_absorbed", "day0.kernels.sparse_attention.absorbed", TORCH_ABSORBED),
+        Implementation("triton", "day0.kernels.sparse_attention.triton_fused", TRITON),
     ),
     state=components,
     context=("batch", "memory"),

@@ -1,0 +1,341 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Softmax attention to rows of paged pools, as Triton kernels; triton_attention_launch.py calls them.
+
+One program reads one part ("split") of what a block of queries attends to, with a running maximum and sum (online
+softmax, arXiv 1805.02867; tiles as in arXiv 2205.14135); `merge` joins the parts by their log-sum-exp. Queries of a
+block are those of up to BT tokens of one sequence and BH query heads that share a key head, so that a key read once
+serves all of them. Scores are in base 2: the scale comes multiplied by log2(e).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def query_block(cu_seqlens, sequences, rows, program, BT: tl.constexpr, BS: tl.constexpr):
+    """(sequence, its first row, the block's first row, its number of rows) of a program; none left: a number <= 0.
+
+    For BT > 1 sequence s has the programs from cu[s] // BT + s on: as many as it needs for any lengths, and their
+    place needs no sum over the sequences before. Rows past the last sequence count as those of one sequence more.
+    """
+    s = tl.arange(0, BS)
+    ends = tl.load(cu_seqlens + 1 + s, mask=s < sequences, other=0).to(tl.int32)
+    if BT > 1:
+        ends = ends // BT + s + 1
+    sequence = tl.sum(((ends <= program) & (s < sequences)).to(tl.int32))
+    start = tl.load(cu_seqlens + sequence).to(tl.int32)
+    end = tl.load(cu_seqlens + sequence + 1, mask=sequence < sequences, other=rows).to(tl.int32)
+    if BT > 1:
+        first = start + (program - start // BT - sequence) * BT
+    else:
+        first = program
+    return sequence, start, first, tl.minimum(end - first, BT)
+
+
+@triton.jit
+def pool_rows(page_table, table_row, sequence, position, inside, PAGE: tl.constexpr):
+    """Flat pool rows (int32, the launcher sees to it) of a sequence's positions; -1 where not `inside`."""
+    page = tl.load(page_table + sequence.to(tl.int64) * table_row + position // PAGE, mask=inside, other=-1)
+    return tl.where(inside, page.to(tl.int32) * PAGE + position % PAGE, -1)
+
+
+@triton.jit
+def _chosen(indices, column, end):
+    """Listed positions (int32) of columns; past the end: -1. What int32 cannot hold is no position either: -2."""
+    chosen = tl.load(indices + column, mask=column < end, other=-1)
+    return tl.where((chosen < -1) | (chosen > 2**31 - 1), -2, chosen).to(tl.int32)
+
+
+@triton.jit
+def _listed_rows(page_table, table_row, sequence, chosen, own, PAGE: tl.constexpr):
+    """Pool rows of chosen positions: -1 for a hole, -2 for what is no position up to the query's own."""
+    seen = (chosen >= 0) & (chosen <= own)
+    row = pool_rows(page_table, table_row, sequence, tl.where(seen, chosen, 0), seen, PAGE)
+    return tl.where((chosen < -1) | (chosen > own), -2, row)
+
+
+@triton.jit
+def _tile(pool, rows, seen, row_stride, offset, D: tl.constexpr, B: tl.constexpr):
+    """[rows, B] entries, zero where not seen (what nobody wrote is never read) and past the D channels."""
+    channel = tl.arange(0, B)
+    at = pool + (rows.to(tl.int64) * row_stride + offset)[:, None] + channel[None, :]
+    if D == B:
+        return tl.load(at, mask=seen[:, None], other=0.0)
+    else:
+        return tl.load(at, mask=seen[:, None] & (channel < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _scales(scales, rows, seen, row_stride, offset, TILES: tl.constexpr):
+    """[rows, TILES] scales of quantised entries."""
+    at = scales + (rows.to(tl.int64) * row_stride + offset)[:, None] + tl.arange(0, TILES)[None, :]
+    return tl.load(at, mask=seen[:, None], other=0.0)
+
+
+@triton.jit
+def _dequantised(x, scales, DTYPE: tl.constexpr, TILES: tl.constexpr):
+    """x [rows, TILES * width] times its tile's scale."""
+    ROWS: tl.constexpr = x.shape[0]
+    WIDTH: tl.constexpr = x.shape[1] // TILES
+    tiles = tl.reshape(x.to(tl.float32), (ROWS, TILES, WIDTH)) * scales[:, :, None]
+    return tl.reshape(tiles, (ROWS, TILES * WIDTH)).to(DTYPE)
+
+
+@triton.jit
+def attend(
+    q,
+    q_rope,
+    keys,
+    rope_keys,
+    values,
+    key_scales,
+    value_scales,
+    indices,
+    out,
+    sums,
+    cu_seqlens,
+    context_lens,
+    page_table,
+    scale,
+    rows,
+    sequences,
+    splits,
+    width,
+    q_row,
+    q_head,
+    qr_row,
+    qr_head,
+    k_row,
+    k_head,
+    r_row,
+    v_row,
+    v_head,
+    ks_row,
+    ks_head,
+    vs_row,
+    vs_head,
+    i_row,
+    o_row,
+    o_head,
+    o_split,
+    s_row,
+    s_head,
+    table_row,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DR: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BH: tl.constexpr,
+    BN: tl.constexpr,
+    BS: tl.constexpr,
+    PAGE: tl.constexpr,
+    LISTED: tl.constexpr,
+    SHARED: tl.constexpr,
+    TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    APART: tl.constexpr,
+):
+    """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
+
+    LISTED: positions come from `indices` [rows, width], else they are all up to the query's own. SHARED: values are
+    the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0: keys and values
+    are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` is float32 with an axis of splits, and
+    `sums` takes each part's log2 of the sum of exponentials; else `out` is the result.
+    """
+    GROUP_BLOCKS: tl.constexpr = (GROUP + BH - 1) // BH
+    HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
+    M: tl.constexpr = BT * BH
+    DTYPE: tl.constexpr = q.dtype.element_ty
+    program = tl.program_id(0)
+    kv_head = program % HEAD_BLOCKS // GROUP_BLOCKS
+    split = program // HEAD_BLOCKS % splits
+    # Later tokens see more: the longest programs go first.
+    block = tl.num_programs(0) // (HEAD_BLOCKS * splits) - 1 - program // (HEAD_BLOCKS * splits)
+    sequence, start, first, count = query_block(cu_seqlens, sequences, rows, block, BT, BS)
+    if count <= 0:
+        return
+    in_group = program % GROUP_BLOCKS * BH + tl.arange(0, M) % BH
+    token = tl.arange(0, M) // BH
+    live = (in_group < GROUP) & (token < count)
+    head = kv_head * GROUP + in_group
+    row = (first + token).to(tl.int64)
+
+    inside = sequence < sequences
+    context = tl.load(context_lens + sequence, mask=inside, other=0).to(tl.int32)
+    own = context + first - start + token
+    length = tl.where(inside, width if LISTED else context + first - start + count, 0)
+    part = tl.cdiv(tl.cdiv(length, splits), BN) * BN
+    lo = split * part
+    hi = tl.minimum(lo + part, length)
+    if SPLIT:
+        if lo >= hi:
+            tl.store(sums + row * s_row + head * s_head + split, tl.full([M], float("-inf"), tl.float32), mask=live)
+            return
+
+    channel = tl.arange(0, BK)
+    at = q + (row * q_row + head * q_head)[:, None] + channel[None, :]
+    query = tl.load(at, mask=live[:, None] & (channel < DK)[None, :], other=0.0)
+    if DR > 0:
+        channel_r = tl.arange(0, BR)
+        at = q_rope + (row * qr_row + head * qr_head)[:, None] + channel_r[None, :]
+        query_r = tl.load(at, mask=live[:, None] & (channel_r < DR)[None, :], other=0.0)
+
+    most = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    result = tl.zeros([M, BV], tl.float32)
+    column = tl.arange(0, BN)
+    # What the next tile needs to know of memory is read one tile ahead, a list two: their latency is never waited for.
+    if LISTED:
+        last = context + first - start
+        indices += first.to(tl.int64) * i_row
+        at_rows = _listed_rows(page_table, table_row, sequence, _chosen(indices, lo + column, hi), last, PAGE)
+        ahead = _chosen(indices, lo + BN + column, hi)
+    else:
+        at_rows = pool_rows(page_table, table_row, sequence, lo + column, lo + column < hi, PAGE)
+    for begin in range(lo, hi, BN):
+        here = at_rows
+        seen = here >= 0
+        if LISTED:
+            at_rows = _listed_rows(page_table, table_row, sequence, ahead, last, PAGE)
+            ahead = _chosen(indices, begin + 2 * BN + column, hi)
+        else:
+            following = begin + BN + column
+            at_rows = pool_rows(page_table, table_row, sequence, following, following < hi, PAGE)
+        key = _tile(keys, here, seen, k_row, kv_head * k_head, DK, BK)
+        if TILES == 1:
+            key_scale = tl.sum(_scales(key_scales, here, seen, ks_row, kv_head * ks_head, 1), 1)
+            key = key.to(DTYPE)
+        if TILES > 1:
+            key = _dequantised(key, _scales(key_scales, here, seen, ks_row, kv_head * ks_head, TILES), DTYPE, TILES)
+        # `splits > 0` always holds. The compiler lays the warps of a product that goes into another one along its rows,
+        # so that with few rows they repeat each other's work; from a branch it does not see where the product goes.
+        if APART:
+            if splits > 0:
+                scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+            else:
+                scores = tl.zeros([M, BN], tl.float32)
+        else:
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if TILES == 1:
+            scores *= key_scale[None, :]
+        if DR > 0:
+            key_r = _tile(rope_keys, here, seen, r_row, 0, DR, BR)
+            scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee")
+        scores *= scale
+        visible = seen[None, :]
+        if BT > 1:
+            visible = visible & (begin + column[None, :] <= own[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        if LISTED:
+            # A position that is none must not pass for a hole: it shows as NaN.
+            scores = tl.where(here[None, :] == -2, float("nan"), scores)
+        highest = tl.maximum(most, tl.max(scores, 1))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(scores - shift[:, None])
+        kept = tl.exp2(most - shift)
+        most = highest
+        total = total * kept + tl.sum(weight, 1)
+        if SHARED:
+            value = key
+            if TILES == 1:
+                weight *= key_scale[None, :]
+        else:
+            value = _tile(values, here, seen, v_row, kv_head * v_head, DV, BV)
+            if TILES == 1:
+                weight *= tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)[None, :]
+                value = value.to(DTYPE)
+            if TILES > 1:
+                value = _dequantised(
+                    value, _scales(value_scales, here, seen, vs_row, kv_head * vs_head, TILES), DTYPE, TILES
+                )
+        result = tl.dot(weight.to(DTYPE), value, result * kept[:, None], input_precision="ieee")
+
+    # An empty list gives zeros.
+    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    channel_v = tl.arange(0, BV)
+    at = out + (row * o_row + head * o_head + split * o_split)[:, None] + channel_v[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=live[:, None] & (channel_v < DV)[None, :])
+    if SPLIT:
+        log_sum = tl.where(total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        tl.store(sums + row * s_row + head * s_head + split, log_sum, mask=live)
+
+
+@triton.jit
+def merge(
+    parts,
+    sums,
+    out,
+    splits,
+    heads,
+    p_row,
+    p_head,
+    s_row,
+    s_head,
+    o_row,
+    o_head,
+    DV: tl.constexpr,
+    BV: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """out = sum_i 2^sums_i parts_i / sum_i 2^sums_i over the splits of a row and head. Grid: [rows * heads, DV / BV].
+
+    A part that attends to nothing has the sum -inf and was never written: it is not read.
+    """
+    row = (tl.program_id(0) // heads).to(tl.int64)
+    head = tl.program_id(0) % heads
+    split = tl.arange(0, BP)
+    channel = tl.program_id(1) * BV + tl.arange(0, BV)
+    log_sum = tl.load(sums + row * s_row + head * s_head + split, mask=split < splits, other=float("-inf"))
+    highest = tl.max(log_sum, 0)
+    weight = tl.exp2(log_sum - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(weight, 0)
+    at = parts + row * p_row + head * p_head + split[:, None] * DV + channel[None, :]
+    filled = log_sum != float("-inf")
+    part = tl.load(at, mask=filled[:, None] & (channel < DV)[None, :], other=0.0)
+    result = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * o_row + head * o_head + channel, result.to(out.dtype.element_ty), mask=channel < DV)
+
+
+@triton.jit
+def write_entries(
+    first,
+    second,
+    first_pool,
+    second_pool,
+    cu_seqlens,
+    context_lens,
+    page_table,
+    rows,
+    sequences,
+    first_row,
+    second_row,
+    first_pool_row,
+    second_pool_row,
+    table_row,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BC: tl.constexpr,
+    BS: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Each new token's entries to its place in two pools of FIRST and SECOND channels. Grid: [rows, pools]."""
+    sequence, start, row, _ = query_block(cu_seqlens, sequences, rows, tl.program_id(0), 1, BS)
+    if sequence >= sequences:
+        return
+    position = tl.load(context_lens + sequence).to(tl.int32) + row - start
+    to = pool_rows(page_table, table_row, sequence, position, position >= 0, PAGE).to(tl.int64)
+    if tl.program_id(1) == 0:
+        for begin in tl.static_range(0, FIRST, BC):
+            channel = begin + tl.arange(0, BC)
+            entry = tl.load(first + row.to(tl.int64) * first_row + channel, mask=channel < FIRST)
+            tl.store(first_pool + to * first_pool_row + channel, entry, mask=channel < FIRST)
+    else:
+        for begin in tl.static_range(0, SECOND, BC):
+            channel = begin + tl.arange(0, BC)
+            entry = tl.load(second + row.to(tl.int64) * second_row + channel, mask=channel < SECOND)
+            tl.store(second_pool + to * second_pool_row + channel, entry, mask=channel < SECOND)
