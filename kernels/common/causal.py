@@ -1,15 +1,6 @@
-"""Which tokens a query sees, as a mask and as a count."""
-
-import torch
-from torch import Tensor
+"""How many tokens the queries of a step see."""
 
 from day0.kernels.interface.kind import Work
-
-
-def causal_mask(context: int, tokens: int, device: torch.device) -> Tensor:
-    """[tokens, context + tokens] bool: query i, at position context + i, sees the positions up to its own."""
-    ones = torch.ones(tokens, context + tokens, dtype=torch.bool, device=device)
-    return ones.tril(diagonal=context)
 
 
 def visible_pairs(work: Work, limit: int | None = None) -> float:

@@ -1,16 +1,15 @@
 """Rotary position embedding (arXiv 2104.09864): frequencies, tables and the rotation."""
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from day0.kernels.common.channel_layout import Layout
+
 # Bound here because an exactness run makes the name torch.float32 mean float64 while it lasts, and frequencies stay
 # float32 even then.
 _FLOAT32 = torch.float32
-
-Layout = Literal["half", "interleaved", "interleaved_to_half"]
 
 
 def inverse_frequencies(rotary_dim: int, theta: float) -> Tensor:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from day0.kernels.common.causal import causal_mask, visible_pairs
+from day0.kernels.common.attention_torch import causal_mask
+from day0.kernels.common.causal import visible_pairs
 from day0.kernels.interface.kind import Work
 
 
