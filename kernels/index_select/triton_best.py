@@ -80,6 +80,12 @@ def first_row(block, start, sequence, R: tl.constexpr):
 
 
 @triton.jit
+def entry_of(pages, number, mask, ENTRIES: tl.constexpr):
+    """Pool rows of a sequence's entries `number`, ENTRIES to a page; int64, as a pool's offsets pass 2^31."""
+    return tl.load(pages + number // ENTRIES, mask=mask, other=0) * ENTRIES + number % ENTRIES
+
+
+@triton.jit
 def write_tokens(out, keep, place, ids, POOL: tl.constexpr):
     """Stores the tokens of the kept candidates: pool j is tokens j * POOL .. + POOL - 1. `out` [R, 1, 1] pointers."""
     for i in tl.static_range(POOL):

@@ -7,6 +7,7 @@ import triton.language as tl
 from day0.kernels.index_select.triton_best import (
     NOTHING,
     best,
+    entry_of,
     first_row,
     ordered,
     sequence_of,
@@ -135,8 +136,7 @@ def score_kernel(
         for i in range(0, fresh):
             candidate = base + i * B + tl.arange(0, B)
             seen = candidate < last
-            page = tl.load(page_table + sequence * page_stride + candidate // ENTRIES, mask=seen, other=0)
-            entry = page * ENTRIES + candidate % ENTRIES
+            entry = entry_of(page_table + sequence * page_stride, candidate, seen, ENTRIES)
             tile = tl.load(keys + entry[:, None] * key_stride + channel[None, :], mask=seen[:, None], other=0)
             if QUANTISED != "":
                 e_at = key_scales + entry[:, None] * key_scale_stride + tl.arange(0, D // 32)[None, :]

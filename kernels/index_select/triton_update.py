@@ -8,7 +8,7 @@ from torch import Tensor
 
 from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
 from day0.kernels.index_select.schema import IndexSelectAttributes
-from day0.kernels.index_select.triton_best import first_row, sequence_of
+from day0.kernels.index_select.triton_best import entry_of, first_row, sequence_of
 from day0.kernels.index_select.triton_choose import DTYPES, KERNEL, require_batch
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 
@@ -38,8 +38,7 @@ def token_kernel(
     row = first_row(block, start, sequence, R) + tl.arange(0, R)
     owned = row < tl.load(cu_seqlens + sequence + 1)
     token = tl.load(context_lens + sequence) + row - start
-    page = tl.load(page_table + sequence * page_stride + token // PAGE, mask=owned, other=0)
-    entry = page * PAGE + token % PAGE
+    entry = entry_of(page_table + sequence * page_stride, token, owned, PAGE)
     channel = tl.arange(0, C)[None, :]
     mask = owned[:, None] & (channel < D)
     value = tl.load(k + row[:, None] * k_stride + channel, mask=mask, other=0.0)
@@ -167,8 +166,7 @@ def pool_kernel(
         across = (other * sin).to(dtype).to(tl.float32)
         turned = tl.where(channel < ROTARY // 2, straight - across, straight + across)
         key = tl.where(turning, turned, key)
-    page = tl.load(page_table + sequence * page_stride + first // PAGE, mask=channels > 0, other=0)
-    entry = page * (PAGE // POOL) + pool % (PAGE // POOL)
+    entry = entry_of(page_table + sequence * page_stride, pool, channels > 0, PAGE // POOL)
     tl.store(pooled_keys + entry * key_stride + channel, key.to(dtype), mask=channel < channels)
 
     tl.debug_barrier()
