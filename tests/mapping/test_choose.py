@@ -28,16 +28,27 @@ def target(device="h200", dtype="bfloat16"):
     return Target(load_device(device), dtype, MapOptions())
 
 
+def reference_only(name="norm"):
+    """A kind as it is before it has any kernel of ours."""
+    kind = get_kind(name)
+    return dataclasses.replace(kind, implementations=kind.implementations[:1])
+
+
+@pytest.fixture
+def norm_without_kernels(monkeypatch):
+    monkeypatch.setattr(choosing, "get_kind", reference_only)
+
+
 @pytest.fixture
 def norm_with_a_fused_kernel(monkeypatch):
-    norm = get_kind("norm")
+    norm = reference_only()
     fused = dataclasses.replace(
         norm, implementations=(*norm.implementations, Implementation("fused", "nowhere", FUSED))
     )
     monkeypatch.setattr(choosing, "get_kind", lambda name: fused)
 
 
-def test_with_references_alone_the_plan_says_so():
+def test_with_references_alone_the_plan_says_so(norm_without_kernels):
     for line in choose(operator("n", "norm", NORM), target()):
         assert line.implementation == "torch" and line.fallback and not line.refusals
         assert line.reason == "no fused kernel for this kind yet; the PyTorch reference stands in"
@@ -63,7 +74,7 @@ def test_every_refusal_names_its_contract_line(norm_with_a_fused_kernel):
     assert line.reason.startswith("no fused kernel accepts it (a tile is 64 wide; it loads bfloat16; it is written in")
 
 
-def test_what_even_the_reference_refuses_cannot_be_run():
+def test_what_even_the_reference_refuses_cannot_be_run(norm_without_kernels):
     line = choose(operator("n", "norm", {"dim": 0, "eps": 1e-6}), target())[0]
     assert line.implementation == "none" and line.fallback and "day0 cannot run it yet" in line.reason
     assert line.refusals == ("norm/torch.dim: 0 is outside 1 <= value",)
@@ -77,7 +88,7 @@ def test_an_unknown_kind_cannot_be_run():
 
 
 def test_special_forms_of_the_pytorch_reference_are_fallbacks_too(monkeypatch):
-    norm = get_kind("norm")
+    norm = reference_only()
     only_prefill = Contract("norm", "torch_fast", (Clause("p", "phase", "phase", OneOf(("prefill",)), "why not"),))
     forms = (*norm.implementations, Implementation("torch_fast", "nowhere", only_prefill))
     monkeypatch.setattr(choosing, "get_kind", lambda name: dataclasses.replace(norm, implementations=forms))

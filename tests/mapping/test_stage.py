@@ -9,6 +9,7 @@ from day0.artifacts.layout import Component
 from day0.artifacts.plan import Plan
 from day0.demo import model_path
 from day0.errors import Day0Error
+from day0.kernels.registry import get_kind, kind_names
 from day0.mapping import MapOptions, load_device, run
 from day0.mapping import choose as choosing
 from day0.mapping.tier import tier_of
@@ -67,7 +68,9 @@ def test_a_dtype_that_the_device_has_not_is_refused():
         plan(inventory([operator("l", "linear", LINEAR)]), "cpu", dtype="bfloat16")
 
 
-def test_fallbacks_are_warned_of_by_name():
+def test_fallbacks_are_warned_of_by_name(monkeypatch):
+    kinds = {k: dataclasses.replace(get_kind(k), implementations=get_kind(k).implementations[:1]) for k in kind_names()}
+    monkeypatch.setattr(choosing, "get_kind", kinds.__getitem__)
     known = [operator("one", "linear", LINEAR), operator("two", "norm", {"dim": 8, "eps": 1e-6})]
     words = "no fused kernel for this kind yet; the PyTorch reference stands in"
     assert f"all 2 operators: {words}" in plan(inventory(known)).warnings
