@@ -95,7 +95,7 @@ def walk(
         to = o + at[:, None] * (heads * V) + head * V + column[None, :]
         tl.store(to, tl.trans(out).to(o.dtype.element_ty), real[:, None])
         if KEEP:
-            if (t + 1) % every == 0:
+            if ((t + 1) % every == 0) & ((t + 1) * _CHUNK <= length):
                 kept_row = tl.load(kept_rows + sequence * kept_rows_stride + (t + 1) // every - 1)
                 if kept_row >= 0:
                     to_state = kept + kept_row * kept_stride + head * (K * V) + cell
