@@ -1,6 +1,7 @@
 """Reads YAML and JSON that people write: a key given twice, and nesting without end, are errors and not surprises."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -39,7 +40,8 @@ class _Loader(yaml.SafeLoader):
         self._kept: list[yaml.Node] = []  # keeps the ids above in use
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        peek: Callable[[], Any] = self.peek_event
+        event = peek()
         if isinstance(event, yaml.AliasEvent):
             aliased = super().compose_node(parent, index)
             if id(aliased) not in self._sizes:

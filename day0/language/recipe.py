@@ -129,7 +129,6 @@ class LeftOut(Section):
 class ReferenceNotes(Section):
     """What is known of the reference implementation."""
 
-    quirks: tuple[str, ...] = ()
     # float32 arithmetic that its float64 run cannot avoid: the relative error it leaves (measured), 0 when none. It
     # widens what counts as equal, so it is bounded by what float32 can leave: 2^-24 = 6e-8 an operation, some in a row.
     float64_leak: float = Field(default=0.0, ge=0.0, le=1e-6)
@@ -137,14 +136,6 @@ class ReferenceNotes(Section):
     fails: dict[str, str] = {}
     # config keys that list some of the layers by number, with the number of the first layer
     layer_numbers: dict[str, int] = {}
-
-
-class Chat(Section):
-    """Stop ids and markers beyond what generation_config and the template say."""
-
-    stop_ids: Any = ()
-    tool_call: tuple[str, ...] = ()
-    reasoning: tuple[str, ...] = ()
 
 
 class Recipe(Section):
@@ -164,7 +155,6 @@ class Recipe(Section):
     weights: Weights = Weights()
     left_out: tuple[LeftOut, ...] = ()
     reference: ReferenceNotes = ReferenceNotes()
-    chat: Chat = Field(default_factory=Chat)
 
     @field_validator("blocks", "operators")
     @classmethod
