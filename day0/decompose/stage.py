@@ -95,8 +95,9 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
 def _require_something_to_read(source: ReferenceSource, options: Options) -> None:
     """Raises Day0Error where, without a recipe, no reference can be asked either: nothing would be known."""
     if source.kind == "none":
+        unknown = f"model type {source.model_type!r}" if source.model_type is not None else "the model's type"
         raise Day0Error(
-            f"model type {source.model_type!r} is unknown: no recipe covers it, and {source.reason}",
+            f"{unknown} is unknown: no recipe covers it, and {source.reason}",
             hint="install a transformers that has it (pip install --upgrade transformers), or give --recipe FILE",
         )
     if source.kind == "remote_code" and options.trust is None:

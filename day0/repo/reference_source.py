@@ -49,7 +49,13 @@ def find_reference_source(repo: ModelRepo) -> ReferenceSource:
     root = transformers_root()
     if root is not None and model_type is not None and model_type in _mapping(root, "CONFIG_MAPPING_NAMES"):
         return _in_transformers(root, model_type, architecture)
-    lacking = "transformers is not installed" if root is None else f"transformers {_version()} lacks {model_type!r}"
+    lacking = "transformers is not installed"
+    if root is not None:
+        lacking = (
+            "config.json names no model_type"
+            if model_type is None
+            else f"transformers {_version()} lacks {model_type!r}"
+        )
     auto_map = repo.auto_map
     if not auto_map:
         reason = f"{lacking}, and the repo brings no code of its own (no auto_map)"

@@ -258,6 +258,13 @@ def test_a_repo_of_which_nothing_is_known_is_refused(tmp_path, require):
     assert "install a transformers" in caught.value.hint and "--recipe FILE" in caught.value.hint
 
 
+def test_a_config_without_a_model_type_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": null, "hidden_size": 8}')
+    with pytest.raises(Day0Error, match="the model's type is unknown.*config.json names no model_type") as caught:
+        decompose(tmp_path)
+    assert "None" not in caught.value.message
+
+
 def test_code_that_is_not_trusted_is_refused_where_no_recipe_covers_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
     repo = write_remote_repo(tmp_path / "repo")
