@@ -214,10 +214,10 @@ def test_chunk_numbers_of_sequences_never_meet(lengths):
     assert free <= ends[-1] // CHUNK + len(lengths)
 
 
-@given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(0, 1000))
-@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 70), max_size=2), st.integers(0, 1000))
+@settings(max_examples=4, deadline=None, derandomize=True)
 def test_any_packing_equals_the_token_loop(lengths, seed):
-    problem = Problem(GDN | {"key_dim": 16, "value_dim": 16}, lengths, [seed % 3] * len(lengths), seed=seed)
+    problem = Problem(GDN | {"key_dim": 16, "value_dim": 16}, [*lengths, 1], [seed % 3] * (len(lengths) + 1), seed=seed)
     (o, state), (want, want_state) = problem.run(), problem.run(reference.recurrence)
     assert close(o, want) and close(state[problem.slots], want_state[problem.slots])
 
