@@ -27,8 +27,8 @@ def test_case(case, device, dtype):
 
 @pytest.mark.parametrize("scheme", [MHC, GATED, ATTENTION], ids=lambda s: s["scheme"])
 def test_half_precision(scheme):
-    for case in (c for c in CASES if c.attributes == scheme and c.method == "pre"):
-        assert [f for f in check("residual_mix", "triton", case, dtype=torch.float16) if not f.holds] == []
+    case = next(c for c in CASES if c.attributes == scheme and c.method == "pre")
+    assert [f for f in check("residual_mix", "triton", case, dtype=torch.float16) if not f.holds] == []
 
 
 def problem(attributes, tokens, dtype, device, seed=0):
@@ -76,7 +76,7 @@ def mhc_fused(a, given, mix, chosen):
     "chosen",
     [
         pytest.param(launch(triton_mhc.FEW_SPACE, SPLITS=2), id="few"),
-        pytest.param(launch(triton_mhc.MANY_SPACE, SPLITS=4, SLICE=5), id="slices"),
+        pytest.param(launch(triton_mhc.MANY_SPACE, SPLITS=2, SLICE=9), id="slices"),
     ],
 )
 def test_mhc_writes_then_reads(chosen, device, dtype):
@@ -145,12 +145,12 @@ def test_attention_adds_then_reads_in_the_stream_buffer(opens, held, device, dty
 
 @pytest.mark.parametrize(("device", "dtype"), ON)
 def test_gated_streams_in_slices_are_repeatable(device, dtype):
-    a, _, given = problem(GATED, 21, dtype, device)
+    a, _, given = problem(GATED, 18, dtype, device)
     apart = launch(triton_gated_streams.FEW_SPACE, PARTS=2)
     sliced = launch(triton_gated_streams.FEW_SPACE, PARTS=2, SLICE=8)
     results = []
     for chosen in (apart, sliced, sliced):
-        out = torch.full_like(given["y"], NAN), torch.full((21, 4), NAN, dtype=dtype, device=device)
+        out = torch.full_like(given["y"], NAN), torch.full((18, 4), NAN, dtype=dtype, device=device)
         scratch = triton_gated_streams.workspace(given["h"], a.rank, launch=chosen)
         for part in scratch:
             part.fill_(NAN)
