@@ -1,7 +1,7 @@
 """The kind `moe`: router, routed experts and shared expert of a layer."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.moe.contract import TORCH
+from day0.kernels.moe.contract import TORCH, TRITON
 from day0.kernels.moe.cost import cost
 from day0.kernels.moe.schema import MoeAttributes, weights
 
@@ -12,6 +12,9 @@ KIND = Kind(
     methods={"": Method(inputs=("x",), outputs=("y",))},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.moe.reference", TORCH),),
+    implementations=(
+        Implementation("torch", "day0.kernels.moe.reference", TORCH),
+        Implementation("triton", "day0.kernels.moe.triton_fused", TRITON),
+    ),
     chooses=True,
 )
