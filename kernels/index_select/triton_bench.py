@@ -87,7 +87,8 @@ def quantise(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
 def dequantise(values: Tensor, exponents: Tensor) -> Tensor:
     """What `quantise` stands for, in float32."""
     real = values.view(torch.float8_e4m3fn) if values.dtype == torch.uint8 else values
-    return (real.float().unflatten(-1, (-1, 32)) * torch.exp2(exponents.float() - 127)[..., None]).flatten(-2)
+    groups: Tensor = real.float().unflatten(-1, (-1, 32)) * torch.exp2(exponents.float() - 127)[..., None]
+    return groups.flatten(-2)
 
 
 def _eager(a: IndexSelectAttributes, q: Tensor, keys: Tensor, weights: Tensor | None, batch: Batch) -> Tensor:
@@ -217,7 +218,7 @@ def _bench(shape: str, goal: str = "", **options: Any) -> Bench:
     return Bench("index_select", shape, partial(_prepare, **options), goal)
 
 
-_DECODE = dict(sequences=32, tokens=1, length=32768)
+_DECODE: dict[str, Any] = dict(sequences=32, tokens=1, length=32768)
 BENCHES: tuple[Bench, ...] = (
     _bench("decode B32 S32768 H64 D128 k2048", "<= 121 us, < torch.topk alone", **_DECODE),
     _bench("decode B1 S65536 H64 D128 k2048", sequences=1, tokens=1, length=65536),
