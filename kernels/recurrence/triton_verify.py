@@ -3,8 +3,8 @@
 A recurrent state cannot be cut back, so `verify` leaves state and window as they are, and `commit` replays the accepted
 tokens onto both. What is replayed are the step's own inputs: the ring costs no bytes and no copies beside the buffers
 that the projections wrote anyway, which the caller keeps until it commits (under CUDA graphs they are static; two sets
-let one step commit while the next is projected). Replaying runs the same instructions as decode, so that the state
-after `commit` is bit for bit that of decoding the accepted tokens. A rejected step costs nothing: commit with zeros.
+let one step commit while the next is projected). Replaying is decoding without outputs, so that the state after
+`commit` is that of decoding the accepted tokens. A rejected step costs nothing: commit with zeros.
 
 Bytes a sequence and head: verify reads the state once, commit reads and writes it: 3/2 of a decode step for up to
 MAX_TOKENS tokens, where a slot for every drafted token would write that many states.
