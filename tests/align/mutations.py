@@ -1,6 +1,6 @@
 """One deliberately wrong attribute in a package: which there are, and what exactness says of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -12,26 +12,45 @@ from day0.artifacts.alignment import FirstBad
 from day0.kernels.interface.package import Package
 from day0.kernels.registry import get_kind
 
-# (kind, attribute) -> why a float64 run may not see a wrong value. What is not listed has to be seen.
-MAY_BE_UNSEEN = {
-    ("norm", "cast"): "says where float32 goes back to the activation dtype: both are float64",
-    ("linear", "float32"): "says in which dtype: float64 either way",
-    ("moe", "router_float32"): "says in which dtype: float64 either way",
-    ("moe", "renormalise_eps"): "1e-15 beside a sum of scores of order 1 is below the bound",
-    ("moe", "clamp"): "limits that no activation of a small random model reaches",
-    ("mlp", "clamp"): "limits that no activation of a small random model reaches",
-    ("norm", "gate_order"): "means nothing without a gate",
-    ("recurrence", "lower_bound"): "means nothing in another decay form",
-    ("recurrence", "time_step_min"): "no time step of a small random model lies under it",
-    ("recurrence", "time_step_max"): "no time step of a small random model lies above it",
-    ("recurrence", "slope_scale"): "means nothing where the decay is not constant",
-    ("residual_mix", "width"): "sizes weights only, of which this scheme has none",
-    ("rotary", "float32_tables"): "says in which dtype: float64 either way",
-    ("rotary", "original_max_position_embeddings"): "enters through a bound that is rounded to a whole channel",
-    ("rotary", "beta_fast"): "enters through a bound that is rounded to a whole channel",
-    ("index_select", "pooled_norm_eps"): "only the choice leaves the operator, and so small a change moves none",
-    ("index_select", "scale"): "a positive factor of all scores changes no choice",
-    ("index_select", "weight_scale"): "a positive factor of all scores changes no choice",
+
+@dataclass(frozen=True)
+class Excuse:
+    """Why a float64 run cannot see another value of an attribute: of operators whose attributes, with that value, are
+    such as `of` says; in `families` only, where there are some.
+    """
+
+    reason: str
+    of: Callable[[Any, Any], bool] = lambda attributes, value: True
+    families: tuple[str, ...] = ()
+
+
+_EITHER_WAY = "says in which dtype: float64 either way"
+_WHOLE_CHANNEL = "enters through a bound that is rounded to a whole channel"
+_NO_TIME_STEP = "means nothing in another decay form"
+
+# What is not listed has to be seen.
+UNSEEN = {
+    ("norm", "cast"): Excuse("says where float32 goes back to the activation dtype: both are float64"),
+    ("linear", "float32"): Excuse(_EITHER_WAY),
+    ("moe", "router_float32"): Excuse(_EITHER_WAY),
+    ("rotary", "float32_tables"): Excuse(_EITHER_WAY),
+    ("moe", "renormalise_eps"): Excuse(
+        "beside a sum of scores of order 1 it is below the bound", lambda a, v: max(a.renormalise_eps, v) <= 1e-15
+    ),
+    ("moe", "clamp"): Excuse("a limit that no activation of a small random model reaches", lambda a, v: a.clamp == 0),
+    ("mlp", "clamp"): Excuse("a limit that no activation of a small random model reaches", lambda a, v: a.clamp == 0),
+    ("norm", "gate_order"): Excuse("means nothing without a gate", lambda a, v: a.gate == "none"),
+    ("recurrence", "lower_bound"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "bounded_sigmoid"),
+    ("recurrence", "time_step_min"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "time_step"),
+    ("recurrence", "time_step_max"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "time_step"),
+    ("recurrence", "slope_scale"): Excuse("means nothing where decay varies", lambda a, v: a.decay != "constant"),
+    ("residual_mix", "width"): Excuse(
+        "sizes weights only, of which this scheme has none", lambda a, v: not get_kind("residual_mix").weights(a)
+    ),
+    ("rotary", "original_max_position_embeddings"): Excuse(
+        _WHOLE_CHANNEL, lambda a, v: v == a.original_max_position_embeddings + 1, ("deepseek_v32",)
+    ),
+    ("rotary", "beta_fast"): Excuse(_WHOLE_CHANNEL, families=("deepseek_v32",)),
 }
 
 
@@ -105,9 +124,13 @@ def try_mutation(package: Package, expected: Sequence[Expected], mutation: Mutat
     return Outcome(mutation, "named" if named else "misnamed", bad)
 
 
-def unseen_because(package: Package, mutation: Mutation) -> str:
-    """Why a mutation may leave every tensor as it is; "" when it may not."""
-    return MAY_BE_UNSEEN.get((mutation.kind, mutation.attribute), "")
+def unseen_because(package: Package, mutation: Mutation, family: str) -> str:
+    """Why a mutation leaves every tensor as it is; "" when it must not."""
+    excuse = UNSEEN.get((mutation.kind, mutation.attribute))
+    if excuse is None or (excuse.families and family not in excuse.families):
+        return ""
+    named = [m for m in package.operators() if m.name.rsplit(".", 1)[-1] == mutation.operator]
+    return excuse.reason if all(excuse.of(m.attributes, mutation.value) for m in named) else ""
 
 
 def _other_values(kind: str, attributes: Any, attribute: str) -> list[Any]:

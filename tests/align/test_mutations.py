@@ -80,6 +80,8 @@ def test_every_attribute_of_every_kind(family, tiny_repo, tmp_path):
     assert {o.mutation.kind for o in outcomes} <= set(kind_names())
     wrong = [f"{o.mutation}: blamed on {o.first_bad}" for o in outcomes if o.result == "misnamed"]
     unseen = [o.mutation for o in outcomes if o.result == "silent"]
-    wrong += [f"{m}: not seen" for m in unseen if not unseen_because(package, m)]
+    wrong += [f"{m}: not seen" for m in unseen if not unseen_because(package, m, family)]
+    seen = [o.mutation for o in outcomes if o.result == "named"]
+    wrong += [f"{m}: seen, so it needs no excuse" for m in seen if unseen_because(package, m, family)]
     assert not wrong, "\n".join(wrong)
     assert sum(o.result == "named" for o in outcomes) > len(outcomes) / 3
