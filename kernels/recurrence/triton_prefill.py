@@ -14,6 +14,7 @@ from torch import Tensor
 from day0.kernels.common.triton_launch import require, require_tensor
 from day0.kernels.common.triton_tuning import Bucket, Space, size_bucket
 from day0.kernels.interface.batch import Batch
+from day0.kernels.recurrence import triton_prefill_blocks, triton_prefill_walk
 from day0.kernels.recurrence.schema import RecurrenceAttributes
 from day0.kernels.recurrence.triton_prefill_blocks import BLOCK, CHUNK, channel_blocks, head_blocks
 from day0.kernels.recurrence.triton_prefill_walk import walk
@@ -27,12 +28,16 @@ _DIMS = (16, 32, 64, 128, 256)
 # Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
 _LARGEST_EXPONENT = 80.0
 
-BLOCKS = Space("recurrence.prefill_blocks", __file__, tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2)))
+BLOCKS = Space(
+    "recurrence.prefill_blocks",
+    triton_prefill_blocks.__file__,
+    tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2)),
+)
 # Slice of the state's columns, warps, tiles fetched ahead: for rows of up to 256 bytes, and for wider ones.
 WALK, WALK_WIDE = (
     Space(
         f"recurrence.prefill_walk{name}",
-        __file__,
+        triton_prefill_walk.__file__,
         tuple({"block_v": v, "num_warps": w, "num_stages": s} for v, w, s in configs),
     )
     for name, configs in (
