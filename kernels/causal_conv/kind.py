@@ -13,8 +13,8 @@ KIND = Kind(
     weights=weights,
     cost=cost,
     implementations=(
-        Implementation("triton", "day0.kernels.causal_conv.triton_fused", TRITON),
         Implementation("torch", "day0.kernels.causal_conv.reference", TORCH),
+        Implementation("triton", "day0.kernels.causal_conv.triton_fused", TRITON),
     ),
     state=state,
     context=("batch", "memory"),

@@ -13,8 +13,8 @@ KIND = Kind(
     weights=weights,
     cost=cost,
     implementations=(
-        Implementation("triton", "day0.kernels.recurrence.triton_fused", TRITON),
         Implementation("torch", "day0.kernels.recurrence.reference", TORCH),
+        Implementation("triton", "day0.kernels.recurrence.triton_fused", TRITON),
         Implementation("torch_chunked", "day0.kernels.recurrence.chunked", TORCH_CHUNKED),
     ),
     state=state,
