@@ -24,7 +24,7 @@ TRITON = Contract(
     (
         Clause("device", "device", "type", OneOf(("cuda",)), "kernels run on an NVIDIA GPU"),
         Clause("triton", "device", "triton", OneOf((True,)), "kernels are compiled by Triton"),
-        Clause("capability", "device", "capability", Between(low=8.0), "copies to shared memory need Ampere or newer"),
+        Clause("capability", "device", "capability", Between(low=9.0), "tiles fill the shared memory of Hopper"),
         Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "what the kernels multiply"),
         Clause("weight", "dtype", "weight", OneOf(("bfloat16", "float16", "float32")), "what kv_up is multiplied in"),
         Clause("page", "shape", "page_tokens", OneOf((64,)), "the page that addresses are computed for"),

@@ -161,7 +161,15 @@ def problem(
     indices: Tensor | None = None,
     rope_keys: Tensor | None = None,
 ) -> Problem:
-    """The extents of a `read` of these tensors."""
+    """The extents of a `read` of these tensors. Raises ContractError on tensors of other shapes than `read` takes."""
+    require_tensor(KERNEL, "q", q, (None, None, None), FLOATS)
+    require_tensor(KERNEL, "keys", keys, (None, None, q.shape[2]))
+    if values is not None:
+        require_tensor(KERNEL, "values", values, (keys.shape[0], keys.shape[1], None))
+    if rope_keys is not None:
+        require_tensor(KERNEL, "rope_keys", rope_keys, (keys.shape[0], None), (q.dtype,))
+    if indices is not None:
+        require_tensor(KERNEL, "indices", indices, (q.shape[0], None), INTEGERS)
     return Problem(
         rows=q.shape[0],
         sequences=batch.sequences,
@@ -201,7 +209,7 @@ def read(
     Raises ContractError before anything runs when tensors do not fit each other or the kernel.
     """
     p = problem(q, keys, values, batch=batch, indices=indices, rope_keys=rope_keys)
-    _require_fit(p, q, keys, values, out, batch, indices, q_rope, rope_keys, quantised=key_scales is not None)
+    _require_fit(p, q, keys, values, out, batch, q_rope, rope_keys, quantised=key_scales is not None)
     if key_scales is not None:
         _require_scales(p, keys, values, key_scales, value_scales)
     if p.rows == 0:
@@ -350,23 +358,18 @@ def _require_fit(
     values: Tensor | None,
     out: Tensor,
     batch: Batch,
-    indices: Tensor | None,
     q_rope: Tensor | None,
     rope_keys: Tensor | None,
     quantised: bool,
 ) -> None:
-    require_tensor(KERNEL, "q", q, (None, None, None), FLOATS)
     kept: tuple[Any, ...] = QUANTISED if quantised else (q.dtype,)
-    require_tensor(KERNEL, "keys", keys, (None, None, q.shape[2]), kept)
-    if values is not None:
-        require_tensor(KERNEL, "values", values, (keys.shape[0], keys.shape[1], None), kept)
+    for name, pool in (("keys", keys), ("values", values)):
+        if pool is not None:
+            require_tensor(KERNEL, name, pool, tuple(pool.shape), kept)
     require_tensor(KERNEL, "out", out, (p.rows, p.heads, p.value_dim), (q.dtype,))
     require((q_rope is None) == (rope_keys is None), KERNEL, "q_rope and rope_keys together")
-    if q_rope is not None and rope_keys is not None:
-        require_tensor(KERNEL, "rope_keys", rope_keys, (keys.shape[0], None), (q.dtype,))
-        require_tensor(KERNEL, "q_rope", q_rope, (p.rows, p.heads, rope_keys.shape[1]), (q.dtype,))
-    if indices is not None:
-        require_tensor(KERNEL, "indices", indices, (p.rows, None), INTEGERS)
+    if q_rope is not None:
+        require_tensor(KERNEL, "q_rope", q_rope, (p.rows, p.heads, p.rope_dim), (q.dtype,))
     require(p.heads % p.kv_heads == 0, KERNEL, "as many query heads for every key head")
     require(max(p.key_dim, p.value_dim) <= MAX_KEY, KERNEL, f"keys and values of at most {MAX_KEY} channels")
     _require_rows(keys)
