@@ -27,6 +27,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FEW = 512
 MAX_STREAMS = 8
 MAX_RANK = 256
+SHARED_BYTES = 160 * 1024
 
 # BM x BC: tile of the projection, PARTS: programs per stream; GM x GC: tile of the gates, BLOCKS: tiles per program.
 FEW_SPACE = Space(
@@ -248,6 +249,17 @@ def fitted(chosen: Config, width: int) -> dict[str, int]:
     return dict(chosen) | {"PARTS": min(chosen["PARTS"], triton.cdiv(width, chosen["BC"]))}
 
 
+def _narrowed(chosen: Config, streams: int, padded: int, tail: int, itemsize: int) -> dict[str, int]:
+    """A configuration whose buffers fit into shared memory: of _project two tiles each of h and the weights, of _gate
+    two for every stream."""
+    project, gate = chosen["BC"], chosen["GC"]
+    while project > 16 and 2 * project * (chosen["BM"] + padded + tail) * itemsize > SHARED_BYTES:
+        project //= 2
+    while gate > 16 and 2 * streams * gate * (chosen["GM"] + padded) * itemsize > SHARED_BYTES:
+        gate //= 2
+    return dict(chosen) | {"BC": project, "GC": gate}
+
+
 def workspace(h: Tensor, rank: int, *, launch: dict[str, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Scratch of one launch: partial sums (float32), bottleneck (dtype of h), inverse RMS (float32)."""
     tokens, streams, width = h.shape
@@ -293,6 +305,7 @@ def read(
     require(all(s.numel() >= n for s, n in zip(scratch, need, strict=True)), KERNEL, "scratch from workspace()")
     partial, bottleneck, inverse = scratch
     dot = _dot(h, down)
+    chosen = _narrowed(chosen, streams, padded, tail, 2 if dot == tl.bfloat16 else 4)
     shared: dict[str, Any] = {"RANK": rank, "RP": padded, "STREAMS": streams}
     for start in range(0, tokens, max(rows, 1)):
         some = slice(start, min(start + rows, tokens))

@@ -26,6 +26,7 @@ KERNEL = "residual_mix/triton (mhc)"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FEW = 512  # tokens up to which the channels of a token are spread over many programs
 MAX_STREAMS = 8
+SHARED_BYTES = 160 * 1024
 
 # BM x BC: tile of the projection; SPLITS (a power of 2): programs that share a token's channels; BT x BX: tile of the
 # collapse; SLICE: tokens that go through both launches before the next ones start.
@@ -231,6 +232,15 @@ def fitted(chosen: Config, width: int) -> dict[str, int]:
     return dict(chosen) | {"SPLITS": splits}
 
 
+def _narrowed(chosen: Config, streams: int, itemsize: int) -> dict[str, int]:
+    """A configuration whose buffers fit into shared memory: tiles of all streams, of fn and of y."""
+    width = chosen["BC"]
+    column = streams * (chosen["BM"] + padded_rows(streams)) + chosen["BM"]
+    while width > 16 and max(1, chosen["stages"] - 1) * width * column * itemsize > SHARED_BYTES:
+        width //= 2
+    return dict(chosen) | {"BC": width}
+
+
 def bucket(tokens: int, streams: int, width: int) -> tuple[int, ...]:
     return size_bucket(tokens), streams, width
 
@@ -289,6 +299,7 @@ def read(
         require(h_new.data_ptr() != h.data_ptr() or tokens == 0, KERNEL, "a new stream apart from the old one")
     exact = h.dtype == fn.dtype and h.dtype != torch.float32
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[h.dtype] if exact else tl.float32
+    chosen = _narrowed(chosen, streams, h.element_size() if exact else 4)
     for start in range(0, tokens, size):
         some = slice(start, min(start + size, tokens))
         part = None if written is None else (written[0][some], written[1][some], written[2][some])
