@@ -88,6 +88,7 @@ class Problem:
     listed: bool
     shared: bool
     dtype: torch.dtype
+    kept: torch.dtype  # of keys and values in memory
 
     @property
     def group(self) -> int:
@@ -114,7 +115,7 @@ class Problem:
     def bucket(self) -> tuple[int | str, ...]:
         dims = (self.key_dim, self.value_dim, self.rope_dim, *self.blocks)
         form = "listed" if self.listed else "dense"
-        return (str(self.dtype), form, *dims, size_bucket(self.programs), size_bucket(self.longest))
+        return (str(self.dtype), str(self.kept), form, *dims, size_bucket(self.programs), size_bucket(self.longest))
 
     @property
     def space(self) -> Space | None:
@@ -182,6 +183,7 @@ def problem(
         listed=indices is not None,
         shared=values is None,
         dtype=q.dtype,
+        kept=keys.dtype,
     )
 
 
