@@ -31,7 +31,8 @@ def rows_gate(name: str, rows: Sequence[Row], against: str) -> Gate:
     bad = next((row for row in rows if row.verdict != "holds"), None)
     detail = f"{len(rows)} tensors against {against}"
     if bad is not None:
-        detail = f"{_where(bad)} ({bad.prompt}, {bad.mode}) has error {bad.error:.2e}, bound {bad.bound:.2e}, against {against}"
+        figures = f"has error {bad.error:.2e}, bound {bad.bound:.2e}, against {against}"
+        detail = f"{_where(bad)} ({bad.prompt}, {bad.mode}) {figures}"
     return _gate(name, [row.verdict for row in rows], detail, _worst(rows))
 
 
@@ -92,6 +93,8 @@ def self_gate(name: str, checks: Sequence[SelfCheck]) -> Gate:
     if failing:
         detail = "fails " + ", ".join(f"{check.name} in {check.dtype}" for check in failing)
         detail += "" if surprising else ", as its recipe says"
+    if surprising and surprising[0].detail:
+        detail += f": {surprising[0].detail}"
     return Gate(
         name=name,
         verdict="inconclusive" if surprising else "holds",

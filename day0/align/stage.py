@@ -171,7 +171,9 @@ def _against_golden(
     found.golden_rows = result.rows
     found.greedy += result.greedy
     found.prompts += result.prompts
-    found.gates += [rows_gate(GOLDEN, result.rows, f"{golden.model} recorded in {_name(golden.dtype)}")]
+    # A recording holds what layers give, not what operators do.
+    against = f"{golden.model} recorded in {_name(golden.dtype)}, layer by layer: no operator is compared or named"
+    found.gates += [rows_gate(GOLDEN, result.rows, against)]
     found.gates += [greedy_gate("greedy", result.greedy)] if result.greedy else []
 
 

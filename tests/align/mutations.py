@@ -22,6 +22,7 @@ class Excuse:
     reason: str
     of: Callable[[Any, Any], bool] = lambda attributes, value: True
     families: tuple[str, ...] = ()
+    by_chance: bool = False  # it depends on the random weights: another family may see it
 
 
 _EITHER_WAY = "says in which dtype: float64 either way"
@@ -37,8 +38,8 @@ UNSEEN = {
     ("moe", "renormalise_eps"): Excuse(
         "beside a sum of scores of order 1 it is below the bound", lambda a, v: max(a.renormalise_eps, v) <= 1e-15
     ),
-    ("moe", "clamp"): Excuse("a limit that no activation of a small random model reaches", lambda a, v: a.clamp == 0),
-    ("mlp", "clamp"): Excuse("a limit that no activation of a small random model reaches", lambda a, v: a.clamp == 0),
+    ("moe", "clamp"): Excuse("no activation reaches this limit", lambda a, v: a.clamp == 0, by_chance=True),
+    ("mlp", "clamp"): Excuse("no activation reaches this limit", lambda a, v: a.clamp == 0, by_chance=True),
     ("norm", "gate_order"): Excuse("means nothing without a gate", lambda a, v: a.gate == "none"),
     ("recurrence", "lower_bound"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "bounded_sigmoid"),
     ("recurrence", "time_step_min"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "time_step"),
@@ -124,13 +125,13 @@ def try_mutation(package: Package, expected: Sequence[Expected], mutation: Mutat
     return Outcome(mutation, "named" if named else "misnamed", bad)
 
 
-def unseen_because(package: Package, mutation: Mutation, family: str) -> str:
-    """Why a mutation leaves every tensor as it is; "" when it must not."""
+def unseen_because(package: Package, mutation: Mutation, family: str) -> Excuse | None:
+    """Why a mutation leaves every tensor as it is; None when it must not."""
     excuse = UNSEEN.get((mutation.kind, mutation.attribute))
     if excuse is None or (excuse.families and family not in excuse.families):
-        return ""
+        return None
     named = [m for m in package.operators() if m.name.rsplit(".", 1)[-1] == mutation.operator]
-    return excuse.reason if all(excuse.of(m.attributes, mutation.value) for m in named) else ""
+    return excuse if all(excuse.of(m.attributes, mutation.value) for m in named) else None
 
 
 def _other_values(kind: str, attributes: Any, attribute: str) -> list[Any]:

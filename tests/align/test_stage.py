@@ -113,6 +113,7 @@ def test_reduced_layers_are_compared_with_as_many_and_said(repo, inventory, tmp_
         for dtype in ("float64", "float32")
     }
     assert all("get_seq_length" in e.reason for e in alignment.exclusions)
+    assert "get_seq_length" in next(gate.detail for gate in alignment.gates if gate.name == "reference")
 
 
 def test_random_weights_decide_nothing(repo, inventory, tmp_path):
@@ -141,7 +142,10 @@ def test_recorded(repo, folder, inventory, tmp_path):
     alignment = align(repo, folder, inventory, Options(golden=path))
     assert verdicts(alignment) == {"golden": "holds", "greedy": "holds", "invariance": "holds"}
     wrong = package_with(repo, tmp_path, kv_norm={"eps": 1e-3})
-    assert align(repo, wrong, inventory, Options(golden=path)).holds == "does not hold"
+    against = align(repo, wrong, inventory, Options(golden=path))
+    assert against.holds == "does not hold"
+    [detail] = [gate.detail for gate in against.gates if gate.name == "golden"]
+    assert detail.startswith("layer 3 (golden 0, isolated)") and "no operator is compared or named" in detail
 
 
 def test_what_cannot_be_run_says_so(repo, folder, inventory, tmp_path):
