@@ -68,7 +68,7 @@ def given_prompts(
             raise Day0Error(f"the prompt {text!r} has no tokens", hint="give a longer text")
         if max_positions is not None and len(ids) + room > max_positions:
             raise Day0Error(
-                f"text {number} has {len(ids)} tokens: with {room} greedy tokens too long for {max_positions} positions",
+                f"text {number} has {len(ids)} tokens: with {room} more it is too long for {max_positions} positions",
                 hint="shorten it, or lower --greedy-tokens",
             )
         prompts.append(Prompt(name=f"text {number}", ids=tuple(ids), note="text"))

@@ -1,5 +1,6 @@
 """day0 kernels test and bench: the kernels on this machine's device, beside the reference, the floor and the peers."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -64,7 +65,12 @@ def test(
 
 
 @command
-def bench(out: Output, kinds: Kinds = None, match: Match = "") -> None:
+def bench(
+    out: Output,
+    kinds: Kinds = None,
+    match: Match = "",
+    peers: Annotated[bool, typer.Option(help="Time other implementations too (some compile for minutes)")] = True,
+) -> None:
     """Time the fused kernels beside their floor and their peers on this machine's GPU, in one run
 
     A time is the median over replays of a CUDA graph that goes through more inputs than the cache holds; the floor is
@@ -84,7 +90,7 @@ def bench(out: Output, kinds: Kinds = None, match: Match = "") -> None:
             if match not in f"{one.operator} {one.shape}":
                 continue
             with out.progress(f"{one.operator}, {one.shape}"):
-                row = run_bench(one, ceilings)
+                row = run_bench(one, ceilings, with_peers=peers)
             rows.append(
                 {
                     "operator": row.operator,
@@ -99,7 +105,7 @@ def bench(out: Output, kinds: Kinds = None, match: Match = "") -> None:
                     "peers": dict(row.others),
                 }
             )
-    facts = {"bandwidth": ceilings.bandwidth, "bf16_flops": ceilings.bf16_flops, **_machine()}
+    facts = {**asdict(ceilings), **_machine()}
     out.table(rows, columns=[k for k in rows[0] if k != "peers"] if rows else ())
     out.document({**facts, "rows": rows})
 

@@ -75,7 +75,7 @@ def _prepare(lengths: list[int], context: int) -> Prepared:
     return Prepared(
         sets=len(inputs),
         ours=lambda i: inputs[i].run(),
-        floor=Floor(bytes=inputs[0].bytes()),
+        floor=Floor(bytes=inputs[0].bytes(), written=inputs[0].out.nbytes + inputs[0].window.nbytes),
         peers={
             "torch conv1d": lambda i: inputs[i].plain(),
             "torch.compile": lambda i: compiled(inputs[i]),

@@ -40,7 +40,7 @@ def _prepare(tokens: int, hidden: int) -> Prepared:
         "torch eager": lambda i: _step(inners[i]),
         "torch.compile": lambda i: compiled(inners[i]),
     }
-    return Prepared(sets, partial(run, chosen), Floor(moved), peers, error)
+    return Prepared(sets, partial(run, chosen), Floor(moved, written=outs[0].nbytes), peers, error)
 
 
 BENCHES = tuple(Bench("clamped SwiGLU", f"{n} x 8192", partial(_prepare, n, 8192)) for n in (64, 4096))

@@ -50,7 +50,9 @@ def _prepare(a: NormAttributes, tokens: int, channels: int, adds: bool) -> Prepa
     }
     if a.gate == "none" and not adds:
         peers["torch rms_norm"] = lambda i: torch.nn.functional.rms_norm(xs[i], (a.dim,), weight, a.eps)
-    return Prepared(sets, partial(run, chosen), Floor(passes * tokens * channels * 2 + weight.nbytes), peers, error)
+    written = (2 if adds else 1) * outs[0].nbytes
+    floor = Floor(passes * tokens * channels * 2 + weight.nbytes, written=written)
+    return Prepared(sets, partial(run, chosen), floor, peers, error)
 
 
 BENCHES = (

@@ -196,7 +196,9 @@ def _prepare(a: RecurrenceAttributes, sequences: int, compiled: bool) -> Prepare
     return Prepared(
         sets=sets,
         ours=lambda i: steps[i].run(),
-        floor=Floor(bytes=steps[0].bytes()),
+        floor=Floor(
+            bytes=steps[0].bytes(), written=steps[0].state.nbytes + steps[0].window.nbytes + steps[0].out.nbytes
+        ),
         peers=peers,
         error=steps[0].error,
     )

@@ -96,7 +96,11 @@ def _mhc(tokens: int) -> Prepared:
 
     rows = (2 + a.streams) * a.streams
     mix_bytes = 2 * tokens * 4 * a.streams * (1 + a.streams)
-    floor = Floor(moved + owned["fn"].nbytes + mix_bytes, 2.0 * tokens * rows * a.streams * a.width)
+    floor = Floor(
+        moved + owned["fn"].nbytes + mix_bytes,
+        2.0 * tokens * rows * a.streams * a.width,
+        written=(moved + mix_bytes) / 2,
+    )
     peers = {
         "torch eager": lambda i: step(hs[i], ys[i], *mixes[i]),
         "torch.compile": lambda i: compiled(hs[i], ys[i], *mixes[i]),
@@ -143,6 +147,7 @@ def _gated(tokens: int) -> Prepared:
     floor = Floor(
         moved + sum(w.nbytes for w in owned.values()),
         2.0 * tokens * (2 * a.rank + a.streams) * a.streams * a.width,
+        written=moved / 2,
     )
     peers = {
         "torch eager": lambda i: step(hs[i], ys[i], mixes[i]),
@@ -180,8 +185,10 @@ def _attention(tokens: int) -> Prepared:
         return max(relative_l2(outs[0][0][:COMPARED], x), relative_l2(outs[0][1][:COMPARED], p))
 
     peers: dict[str, Run] = {"torch eager": lambda i: step(hs[i]), "torch.compile": lambda i: compiled(hs[i])}
+    written = 2 * tokens * a.width + 4 * tokens * a.sources
+    floor = Floor(moved + 4 * tokens * a.sources, written=written)
     theirs = _fla(hs, owned["query"], owned["key_weight"], a)
-    return Prepared(sets, ours, Floor(moved + 4 * tokens * a.sources), peers | theirs, error)
+    return Prepared(sets, ours, floor, peers | theirs, error)
 
 
 def _fla(hs: list[Tensor], query: Tensor, key_weight: Tensor, a: ResidualMixAttributes) -> dict[str, Run]:

@@ -48,7 +48,7 @@ def _alone(tokens: int) -> Prepared:
         return relative_l2(outs[0], reference(A, xs[0].double(), batch=batch))
 
     peers: dict[str, Run] = {"torch eager": lambda i: reference(A, xs[i], batch=batch)}
-    return Prepared(sets, partial(run, chosen), Floor(moved), peers, error)
+    return Prepared(sets, partial(run, chosen), Floor(moved, written=moved / 2), peers, error)
 
 
 def _into_the_cache(sequences: int, new: int, context: int) -> Prepared:
@@ -79,7 +79,7 @@ def _into_the_cache(sequences: int, new: int, context: int) -> Prepared:
         pairs = (outs[0], qs[0]), (k_pool[entries].flatten(1), ks[0])
         return max(relative_l2(got, reference(A, x.double(), batch=batch)) for got, x in pairs)
 
-    return Prepared(sets, ours, Floor(moved), {"torch eager": eager}, error)
+    return Prepared(sets, ours, Floor(moved, written=moved / 2), {"torch eager": eager}, error)
 
 
 BENCHES = (

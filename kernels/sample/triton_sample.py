@@ -83,8 +83,7 @@ def _threshold(logits, row, vocabulary, stride, best, rate, wanted, COUNT: tl.co
     found = tl.zeros((), dtype=tl.int64)
     digit = tl.arange(0, 16)
     for step in tl.static_range(8):
-        SHIFT: tl.constexpr = 28 - 4 * step
-        pivot = found + (digit.to(tl.int64) << SHIFT)
+        pivot = found + (digit.to(tl.int64) << (28 - 4 * step))
         reached = tl.zeros((16,), dtype=tl.float32)
         for first in range(0, vocabulary, BLOCK):
             v = first + tl.arange(0, BLOCK)
@@ -96,7 +95,7 @@ def _threshold(logits, row, vocabulary, stride, best, rate, wanted, COUNT: tl.co
             reached += tl.sum(tl.where(_key(x)[None, :] >= pivot[:, None], weight[None, :], 0.0), axis=1)
         # The first candidate is the prefix itself, which is known to reach.
         last = tl.max(tl.where((reached >= wanted) | (digit == 0), digit, 0), axis=0)
-        found += last.to(tl.int64) << SHIFT
+        found += last.to(tl.int64) << (28 - 4 * step)
     return found
 
 

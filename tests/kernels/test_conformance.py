@@ -31,8 +31,9 @@ def random_weights(kind):
     return draw
 
 
+RAGGED = ((5, 1, 3), (0, 1, 1), (70, 0))
 CASES = {
-    "recurrence": Case("r", RECURRENCE, ((5, 1, 3), (0, 1, 1), (70, 0)), recurrence_ports, random_weights("recurrence")),
+    "recurrence": Case("r", RECURRENCE, RAGGED, recurrence_ports, random_weights("recurrence")),
     "attention": Case("a", ATTENTION, ((65, 1, 3), (0, 1, 1)), attention_ports, random_weights("attention")),
 }
 
