@@ -19,8 +19,8 @@ KIND = Kind(
     weights=weights,
     cost=cost,
     implementations=(
-        Implementation("triton", "day0.kernels.index_select.triton_fused", TRITON),
         Implementation("torch", "day0.kernels.index_select.reference", TORCH),
+        Implementation("triton", "day0.kernels.index_select.triton_fused", TRITON),
     ),
     state=components,
     context=("batch", "memory"),
