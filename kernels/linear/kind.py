@@ -1,7 +1,7 @@
 """The kind `linear`: a matrix product, whose result may be handed on in parts."""
 
 from day0.kernels.interface.kind import Implementation, Kind, Method
-from day0.kernels.linear.contract import TORCH
+from day0.kernels.linear.contract import TORCH, TRITON
 from day0.kernels.linear.cost import cost
 from day0.kernels.linear.schema import LinearAttributes, outputs, weights
 
@@ -12,5 +12,8 @@ KIND = Kind(
     methods={"": Method(inputs=("x",), outputs=outputs)},
     weights=weights,
     cost=cost,
-    implementations=(Implementation("torch", "day0.kernels.linear.reference", TORCH),),
+    implementations=(
+        Implementation("torch", "day0.kernels.linear.reference", TORCH),
+        Implementation("triton", "day0.kernels.linear.triton_fused", TRITON),
+    ),
 )

@@ -1,0 +1,54 @@
+"""Speed of the matrix product of a few tokens beside cuBLAS."""
+
+from functools import partial
+
+import torch
+
+from day0.kernels.common.conformance import relative_l2
+from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations, time_us
+from day0.kernels.common.triton_tuning import Config
+from day0.kernels.linear.triton_product import MATRIX, VECTOR, bucket, product, workspace
+
+
+def _prepare(tokens: int, in_features: int, out_features: int) -> Prepared:
+    draw = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    weight_bytes = 2 * in_features * out_features
+    sets = rotations(weight_bytes)
+    xs = [draw(tokens, in_features) for _ in range(sets)]
+    weights = [draw(out_features, in_features).mul_(in_features**-0.5) for _ in range(sets)]
+    outs = [torch.empty(tokens, out_features, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    space = VECTOR if tokens == 1 else MATRIX
+    most = max(workspace(tokens, out_features, config) for config in space.configs)
+    scratch = torch.empty(most, device="cuda")
+
+    def run(config: Config, i: int) -> None:
+        product(xs[i], weights[i], outs[i], scratch=scratch, config=config)
+
+    def measure(config: Config) -> float:
+        """Over all sets, as the next-best may be the best on weights that stay in L2."""
+        if median_seconds(lambda: run(config, 0), repeats=1) == float("inf"):
+            return float("inf")
+        return time_us(partial(run, config), sets)[0] / 1e6
+
+    chosen = space.tune(bucket(tokens, in_features, out_features), measure)
+
+    def cublas(i: int) -> None:
+        torch.mm(xs[i], weights[i].t(), out=outs[i])
+
+    def error() -> float:
+        run(chosen, 0)
+        return relative_l2(outs[0], xs[0].double() @ weights[0].double().T)
+
+    moved = weight_bytes + 2 * tokens * (in_features + out_features)
+    flops = 2.0 * tokens * in_features * out_features
+    peers: dict[str, Run] = {"cuBLAS": cublas}
+    return Prepared(sets, partial(run, chosen), Floor(moved, flops, written=2 * tokens * out_features), peers, error)
+
+
+BENCHES = tuple(
+    Bench(
+        "linear", f"4096 -> {out_features}, {tokens} tokens", partial(_prepare, tokens, 4096, out_features), "< cuBLAS"
+    )
+    for out_features in (24576, 12288, 4096)
+    for tokens in (1, 8, 64)
+)
