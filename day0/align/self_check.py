@@ -24,6 +24,7 @@ def check_reference(
     ids: Sequence[int],
     *,
     truth: Tensor | None = None,
+    tied: Callable[[], Tensor] | None = None,
     leak: float = 0.0,
     declared: Mapping[str, str] | None = None,
 ) -> list[SelfCheck]:
@@ -31,7 +32,8 @@ def check_reference(
 
     In float64 the bound is that of exactness, or the family's declared `leak` where larger. In other dtypes `truth`
     (float64 logits [T, vocab]) measures the reference's rounding error e: two ways of computing that are each within
-    2 e and e of the truth are within 3 e of each other. Rows that a tie moves are left out there.
+    2 e and e of the truth are within 3 e of each other. A row that moves further than rounding moves it is left out
+    there when a choice on a tie reaches it: `tied` tells those rows, [T] bool, and is asked only where a row moves.
     `declared`: check name -> the recipe's reason why it fails.
     """
     full = reference.logits(list(ids))
@@ -39,20 +41,23 @@ def check_reference(
         CACHED: lambda: _in_steps(reference, ids, [len(ids) - _DECODED, 1]),
         CHUNKED: lambda: _in_steps(reference, ids, list(_CHUNKS)),
     }
+    bound, jumping = max(BOUND, leak), torch.zeros(len(full), dtype=torch.bool)
+    if truth is not None:
+        bound, jumping = _rounding(full, truth, reference.dtype)
     checks = []
     for name, run in runs.items():
-        bound, rows, detail = _bound(full, truth, reference.dtype, leak)
+        detail = ""
         try:
             logits = run()
         except Exception as failure:  # the reference's own code may raise anything; that it does is the finding
             wrong, detail = float("inf"), f"raises {type(failure).__name__}: {failure}".splitlines()[0]
         else:
-            if truth is not None:
-                moved = row_errors(logits, full) > JUMP * bound
-                detail = f"{int((moved & rows).sum())} rows moved by a tie" if (moved & rows).any() else ""
-                # More than a twentieth of the rows is no tie: they stay in, and the check fails.
-                rows = rows & ~moved if moved.sum() <= max(1, len(moved) // 20) else rows
-            wrong = error(logits[rows], full[rows])
+            left_out = torch.zeros_like(jumping)
+            if truth is not None and tied is not None:
+                moved = jumping | (row_errors(logits, full) > JUMP * bound)
+                left_out = moved & tied() if moved.any() else moved
+                detail = f"{int(left_out.sum())} rows moved by a tie" if left_out.any() else ""
+            wrong = error(logits[~left_out], full[~left_out])
         checks.append(
             SelfCheck(
                 name=name,
@@ -67,14 +72,11 @@ def check_reference(
     return checks
 
 
-def _bound(full: Tensor, truth: Tensor | None, dtype: torch.dtype, leak: float) -> tuple[float, Tensor, str]:
-    """The bound, the rows to compare, and a remark."""
-    everything = torch.ones(len(full), dtype=torch.bool)
-    if truth is None:
-        return max(BOUND, leak), everything, ""
-    own = row_errors(full, truth)
-    stable = own <= JUMP * max(float(own.median()), ulp_floor(dtype, full.shape[-1]))
-    return (LIMIT + 1) * max(error(full[stable], truth[stable]), ulp_floor(dtype, full.shape[-1])), stable, ""
+def _rounding(full: Tensor, truth: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
+    """How far two ways of computing the logits may be apart, and the rows that rounding alone does not explain."""
+    own, floor = row_errors(full, truth), ulp_floor(dtype, full.shape[-1])
+    jumping = own > JUMP * max(float(own.median()), floor)
+    return (LIMIT + 1) * max(error(full[~jumping], truth[~jumping]), floor), jumping
 
 
 @torch.no_grad()

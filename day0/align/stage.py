@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from day0.align.capture import capture_package
 from day0.align.exactness import BOUND, Exactness, Expected, check_exactness
 from day0.align.exactness import GATE as EXACTNESS
 from day0.align.gates import (
@@ -29,7 +31,8 @@ from day0.align.precision import Precision, check_precision
 from day0.align.prompts import given_prompts, random_prompts, text_prompts
 from day0.align.self_check import CACHED, check_reference
 from day0.align.stream import stream_exactness
-from day0.align.training_side import Reference, as_reference
+from day0.align.ties import tied_rows
+from day0.align.training_side import Reference, as_reference, capture_reference
 from day0.artifacts.alignment import (
     Alignment,
     Checksum,
@@ -210,10 +213,11 @@ def _against_reference(
 ) -> None:
     bound = max(BOUND, side.notes.float64_leak)
     exact = side.exact()
-    _self_checks(found, side)
     random = [prompt for prompt in found.prompts if prompt.note != "text"]
     expected = [Expected.of(exact, prompt) for prompt in random[:_EXACTNESS_PROMPTS]]
     found.exactness = check_exactness(exact_package, expected, bound=bound)
+    package = load_package(folder, repo, dtype=torch.float32)
+    _self_checks(found, side, package, expected[0])
     gate = exactness_gate(EXACTNESS, found.exactness)
     found.gates.append(gate)
     found.exclusions += [
@@ -227,7 +231,6 @@ def _against_reference(
         else:
             detail = "not judged: the error of another function than the reference's says nothing about rounding"
             found.gates.append(Gate(name=name, verdict="inconclusive", detail=detail))
-    package = load_package(folder, repo, dtype=torch.float32)
     cached = all(check.holds for check in found.self_checks if check.name == CACHED)
     found.greedy = compare_greedy(
         package,
@@ -247,11 +250,17 @@ def _greedy_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     return texts + random[: max(1, _GREEDY_PROMPTS - len(texts))]
 
 
-def _self_checks(found: _Findings, side: _TrainingSide) -> None:
-    ids = next(prompt.ids for prompt in found.prompts if prompt.note != "text")
+def _self_checks(found: _Findings, side: _TrainingSide, package: Package, expected: Expected) -> None:
+    """The reference against itself on one prompt. `package`, in float32, tells which choices may sit on a tie there."""
+    ids = list(expected.prompt.ids)
     exact, serving, notes = side.exact(), side.serving(torch.float32), side.notes
+
+    def tied() -> Tensor:
+        runs = capture_package(package, ids), expected.capture, capture_reference(serving, ids)
+        return tied_rows(*runs, found.exactness.located, "propagated").shown[None]
+
     found.self_checks += check_reference(exact, ids, leak=notes.float64_leak, declared=notes.fails)
-    found.self_checks += check_reference(serving, ids, truth=exact.logits(list(ids)), declared=notes.fails)
+    found.self_checks += check_reference(serving, ids, truth=expected.capture.logits, tied=tied, declared=notes.fails)
     for check in found.self_checks:
         if not check.holds:
             why = check.declared or check.detail or "the reference disagrees with itself"

@@ -67,3 +67,43 @@ def test_float32_is_held_to_three_times_its_rounding(reference, exact_reference,
 
     cached, _ = check_reference(replace(reference, forward=forward), ids, truth=truth)
     assert not cached.holds
+
+
+def moving(reference, row):
+    """A reference that gives other logits for one position where it decodes it from a cache."""
+
+    def forward(ids, start=0, cache=None, use_cache=False):
+        logits, cache = reference.forward(ids, start, cache, use_cache)
+        return (logits.flip(-1) if (start, ids.shape[-1]) == (row, 1) else logits), cache
+
+    return replace(reference, forward=forward)
+
+
+@pytest.mark.parametrize("tied,holds", [((), False), ((27,), False), ((28,), True), ((20, 28), True)])
+def test_a_row_that_moves_is_left_out_only_where_a_choice_is_on_a_tie(reference, exact_reference, ids, tied, holds):
+    def on_a_tie():
+        rows = torch.zeros(len(ids), dtype=torch.bool)
+        rows[list(tied)] = True
+        return rows
+
+    truth = exact_reference.logits(list(ids))
+    cached, chunked = check_reference(moving(reference, 28), ids, truth=truth, tied=on_a_tie)
+    assert (cached.holds, chunked.holds) == (holds, True)
+    assert cached.detail == ("1 rows moved by a tie" if holds else "")
+
+
+def test_ties_are_not_asked_for_where_no_row_moves(reference, exact_reference, ids):
+    def on_a_tie():
+        raise AssertionError("asked")
+
+    checks = check_reference(reference, ids, truth=exact_reference.logits(list(ids)), tied=on_a_tie)
+    assert all(check.holds for check in checks)
+
+
+def test_a_row_far_from_its_truth_widens_no_bound(reference, exact_reference, ids):
+    """Its own jump is no rounding, wherever it comes from."""
+    truth = exact_reference.logits(list(ids))
+    plain, _ = check_reference(reference, ids, truth=truth)
+    truth[5] = truth[5].flip(-1)
+    moved, _ = check_reference(reference, ids, truth=truth)
+    assert moved.holds and moved.bound == pytest.approx(plain.bound, rel=0.5)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from day0.align.self_check import check_reference
 from day0.align.stage import Options, run
 from day0.artifacts.alignment import Alignment
 from day0.artifacts.inventory import Inventory, Reference, TensorAudit
@@ -91,6 +92,21 @@ def test_other_scores_are_told_and_unseen_ones_excluded(repo, folder, inventory,
     assert blind.holds == "holds" and "exactness of layers.1.experts scores of groups" in {
         exclusion.cell for exclusion in blind.exclusions
     }
+
+
+def test_the_reference_is_checked_beside_the_ties_of_its_choices(repo, folder, inventory, monkeypatch):
+    asked = []
+
+    def asking(*arguments, tied=None, **options):
+        asked.extend([tied()] if tied else [])
+        return check_reference(*arguments, tied=tied, **options)
+
+    monkeypatch.setattr("day0.align.stage.check_reference", asking)
+    monkeypatch.setattr("day0.align.ties.LIMIT", 1e12)
+    alignment = align(repo, folder, inventory)
+    [rows] = asked
+    prompt = next(prompt for prompt in alignment.prompts if prompt.note != "text")
+    assert rows.tolist() == [True] * len(prompt.ids)
 
 
 def edit_manifest(folder, **facts):
