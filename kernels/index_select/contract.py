@@ -1,6 +1,7 @@
 """What the implementations of `index_select` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "index_select",
@@ -18,8 +19,7 @@ TRITON = Contract(
     "index_select",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for it"),
-        Clause("triton", "device", "triton", OneOf((True,)), "Triton compiles for it"),
+        *ON_GPU,
         Clause("dim", "attribute", "dim", OneOf((32, 64, 128, 256)), "a key's channels fill one matrix tile"),
         Clause("heads", "attribute", "heads", Between(low=1, high=128), "all heads of a query stand in one tile"),
         Clause("budget", "attribute", "budget", Between(low=1, high=4096), "the chosen share a window with new scores"),

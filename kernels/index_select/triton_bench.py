@@ -13,7 +13,7 @@ from day0.kernels.common.triton_tuning import Config
 from day0.kernels.index_select.reference import index_scores
 from day0.kernels.index_select.schema import IndexSelectAttributes
 from day0.kernels.index_select.triton_cases import misplaced, score_error
-from day0.kernels.index_select.triton_choose import MERGE, SCORES, Plan, bucket, choose, fitting, plan, workspace
+from day0.kernels.index_select.triton_choose import SCORES, SELECT, Plan, bucket, choose, plan, workspace
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 
 _HEADS, _DIM, _BUDGET = 64, 128, 2048
@@ -126,7 +126,7 @@ def _prepare(
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
     first = sets[0]
     steps = tune(a, first, flag)
-    scratch = workspace(steps, rows, first.q.device)
+    scratch = workspace(steps, first.q.device)
 
     def ours(i: int) -> None:
         _choose(a, steps, sets[i], flag, scratch)
@@ -201,17 +201,17 @@ def _choose(a: IndexSelectAttributes, steps: Plan, s: _Set, flag: Tensor, scratc
 
 def tune(a: IndexSelectAttributes, s: _Set, flag: Tensor) -> Plan:
     """The fastest configurations for these inputs, measured (scores first, then the merge) unless they are known."""
-    rows, size, device = s.q.shape[0], s.q.element_size(), s.q.device
-    shape = bucket(a, s.batch, rows, size)
+    rows, dtype, device = s.q.shape[0], s.q.dtype, s.q.device
+    shape = bucket(a, s.batch, rows, dtype)
 
     def measured(**configs: Config) -> float:
-        steps = plan(a, s.batch, rows, size, device, **configs)
-        scratch = workspace(steps, rows, device)
+        steps = plan(a, s.batch, rows, dtype, device, **configs)
+        scratch = workspace(steps, device)
         return median_seconds(lambda: _choose(a, steps, s, flag, scratch))
 
-    scores = SCORES.tune(shape, lambda c: measured(scores=fitting(c, a.dim * size)))
-    MERGE.tune(shape, lambda c: measured(scores=fitting(scores, a.dim * size), merge=c))
-    return plan(a, s.batch, rows, size, device)
+    scores = SCORES.tune(shape, lambda c: measured(scores=c))
+    SELECT.tune(shape, lambda c: measured(scores=scores, select=c))
+    return plan(a, s.batch, rows, dtype, device)
 
 
 def _bench(shape: str, goal: str = "", **options: Any) -> Bench:

@@ -1,4 +1,8 @@
-"""Launches the fused choice of candidates: scores and block-wise candidates, then a merge where blocks were split."""
+"""Launches the choice of candidates: block after block of query rows is scored, then its best are selected.
+
+The scores of a block of rows are kept as integers in scratch of at most SCRATCH numbers, which stay in L2 between the
+two launches; a matrix of all scores never is.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,49 +16,47 @@ from triton import cdiv
 
 from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
 from day0.kernels.common.triton_tuning import Space, size_bucket
-from day0.kernels.index_select import triton_scores
+from day0.kernels.index_select import triton_scores, triton_select
 from day0.kernels.index_select.schema import IndexSelectAttributes
-from day0.kernels.index_select.triton_scores import merge_kernel, score_kernel
+from day0.kernels.index_select.triton_scores import score_kernel
+from day0.kernels.index_select.triton_select import select_kernel
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 
 KERNEL = "index_select/triton"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+QUANTISED = {torch.uint8: "e4m3", torch.int8: "int8"}
 DIMS = (32, 64, 128, 256)
+GROUP = 32
 MAX_HEADS = 128
 MAX_BUDGET = 4096
-QUANTISED = {torch.uint8: "e4m3", torch.int8: "int8"}
-GROUP = 32  # channels that share a scale
+SCRATCH = 2**23
+SAMPLE_EVERY = 16
 
-# rows: query rows a program scores together; block: candidates per product (16 * warps, see `score_kernel`); tiles:
-# blocks in a window; waves: programs per multiprocessor when candidates are split. The first of each holds the largest
-# budget beside one new block.
+# block: candidates a step (at least 16 a warp, see `score_kernel`); waves: programs per multiprocessor.
 SCORES = Space(
     "index_select.scores",
     triton_scores.__file__,
     (
-        {"rows": 1, "block": 128, "tiles": 64, "warps": 8, "stages": 3, "waves": 1},
-        {"rows": 1, "block": 128, "tiles": 32, "warps": 8, "stages": 3, "waves": 2},
-        {"rows": 1, "block": 64, "tiles": 64, "warps": 4, "stages": 4, "waves": 2},
-        {"rows": 1, "block": 64, "tiles": 64, "warps": 4, "stages": 3, "waves": 4},
-        {"rows": 1, "block": 128, "tiles": 16, "warps": 8, "stages": 3, "waves": 4},
-        {"rows": 1, "block": 64, "tiles": 32, "warps": 4, "stages": 3, "waves": 4},
-        {"rows": 2, "block": 128, "tiles": 32, "warps": 8, "stages": 3, "waves": 2},
-        {"rows": 4, "block": 128, "tiles": 32, "warps": 8, "stages": 2, "waves": 1},
-        {"rows": 2, "block": 256, "tiles": 16, "warps": 16, "stages": 2, "waves": 1},
-        {"rows": 2, "block": 64, "tiles": 64, "warps": 4, "stages": 3, "waves": 2},
+        {"block": 64, "warps": 4, "stages": 4, "waves": 2},
+        {"block": 64, "warps": 4, "stages": 3, "waves": 3},
+        {"block": 128, "warps": 4, "stages": 3, "waves": 2},
+        {"block": 128, "warps": 8, "stages": 3, "waves": 2},
+        {"block": 128, "warps": 8, "stages": 3, "waves": 4},
+        {"block": 128, "warps": 8, "stages": 4, "waves": 1},
     ),
 )
-MERGE = Space(
-    "index_select.merge",
-    triton_scores.__file__,
+# tile: scores a step of the search goes over; list: how many candidates it narrows to, at least.
+SELECT = Space(
+    "index_select.select",
+    triton_select.__file__,
     (
-        {"block": 128, "tiles": 64, "warps": 8},
-        {"block": 128, "tiles": 64, "warps": 16},
-        {"block": 128, "tiles": 128, "warps": 16},
-        {"block": 128, "tiles": 128, "warps": 32},
-        {"block": 128, "tiles": 32, "warps": 8},
+        {"tile": 8192, "list": 2048, "warps": 32},
+        {"tile": 4096, "list": 2048, "warps": 32},
+        {"tile": 4096, "list": 2048, "warps": 16},
+        {"tile": 2048, "list": 2048, "warps": 8},
     ),
 )
+SMALL: Mapping[str, int] = {"block": 64, "warps": 4, "stages": 1, "waves": 2}
 Config = Mapping[str, int]
 
 
@@ -62,75 +64,92 @@ Config = Mapping[str, int]
 class Plan:
     """The launches for a shape: everything follows from the extents of tensors, nothing from what is in them.
 
-    `levels` are the merges: how many groups each leaves of a row's segments; the last leaves one, the result.
+    `blocks` of `together` query rows; `step` of them at a time are scored in `splits` and selected from.
     """
 
     scores: Config
-    merge: Config
+    select: Config
     k: int
+    together: int
     blocks: int
+    step: int
     splits: int
-    segment: int
-    levels: tuple[int, ...]
+    candidates: int
+    list: int
+    sample: int
 
     @property
-    def areas(self) -> tuple[int, ...]:
-        """int32 numbers per row that each step leaves for the next."""
-        steps = () if self.splits == 1 else (self.splits * 2 * self.segment,)
-        return steps + tuple(groups * 2 * self.k for groups in self.levels[:-1])
+    def slots(self) -> int:
+        """Rows that scratch has room for."""
+        return self.step * self.together
+
+    @property
+    def scratch(self) -> int:
+        """int32 numbers of scratch: a row's scores, and keys and ids of a list."""
+        return self.slots * (self.candidates + 2 * self.list)
 
 
 def plan(
     a: IndexSelectAttributes,
     batch: Batch,
     rows: int,
-    element_size: int,
+    dtype: torch.dtype,
     device: torch.device,
     *,
     scores: Config | None = None,
-    merge: Config | None = None,
+    select: Config | None = None,
+    together: int | None = None,
 ) -> Plan:
-    """The launches for `rows` query rows of a batch; configurations that are not given are those measured."""
+    """The launches for `rows` query rows of a batch, q in `dtype`; what is not given is that measured.
+
+    Queries of a sequence share what they read of its keys, as many as one matrix product takes, 256 columns.
+    """
     k = a.budget // a.pool
     candidates = batch.page_table.shape[1] * PAGE_TOKENS // a.pool
-    shape = bucket(a, batch, rows, element_size)
+    shape = bucket(a, batch, rows, dtype)
+    # The order of float32 sums follows from the block, so there is only one; such products are for checks.
+    plain = dtype == torch.float32
     if scores is None:
-        scores = fitting(SCORES.config(shape), a.dim * element_size)
-    block = scores["block"]
-    blocks = rows if scores["rows"] == 1 else rows // scores["rows"] + batch.sequences
-    splits = max(1, min(scores["waves"] * multiprocessors(device) // max(blocks, 1), cdiv(candidates, block)))
-    chunk = cdiv(cdiv(candidates, block), splits) * block
-    if cdiv(k, block) >= scores["tiles"] and chunk > block * scores["tiles"]:
-        # A window that the best k fill leaves no room for new candidates.
-        largest = fitting(SCORES.configs[0], a.dim * element_size)
-        return plan(a, batch, rows, element_size, device, scores=largest, merge=merge)
-    scores = {**scores, "tiles": min(scores["tiles"], next_power_of_2(chunk // block))}
-    if merge is None:
-        merge = MERGE.config(shape)
-    if splits == 1:
-        return Plan(scores, merge, k, blocks, 1, k, ())
-    segment = min(k, chunk)
-    levels, slots = [], splits * segment
-    merge = {**merge, "tiles": min(merge["tiles"], next_power_of_2(cdiv(max(slots, k + 1), merge["block"])))}
-    width = merge["block"] * merge["tiles"]
-    # While one program a row would go over many windows and others are idle, groups of segments are merged first.
-    while slots > width and rows * cdiv(slots, width) <= 2 * multiprocessors(device) and cdiv(slots, width) * k < slots:
-        levels.append(cdiv(slots, width))
-        slots = levels[-1] * k
-    return Plan(scores, merge, k, blocks, splits, segment, (*levels, 1))
+        scores = SMALL if plain else SCORES.config(shape)
+    if together is None:
+        alike = 1 if plain or batch.phase == "decode" else next_power_of_2(cdiv(rows, batch.sequences))
+        together = min(alike, max(256 // padded(a.heads), 1))
+    scores = fitting(scores, a, dtype, together)
+    select = SELECT.config(shape) if select is None else select
+    blocks = rows if together == 1 else rows // together + batch.sequences
+    step = max(1, min(blocks, SCRATCH // (candidates * together)))
+    splits = max(1, min(scores["waves"] * multiprocessors(device) // step, cdiv(candidates, scores["block"])))
+    tile = min(select["tile"], next_power_of_2(candidates))
+    return Plan(
+        scores,
+        {**select, "tile": tile},
+        k,
+        together,
+        blocks,
+        step,
+        splits,
+        candidates,
+        next_power_of_2(max(select["list"], 2 * k)),
+        next_power_of_2(max(min(candidates // SAMPLE_EVERY, 2**14), 16)),
+    )
 
 
-def bucket(a: IndexSelectAttributes, batch: Batch, rows: int, element_size: int) -> tuple[int | str, ...]:
+def bucket(a: IndexSelectAttributes, batch: Batch, rows: int, dtype: torch.dtype) -> tuple[int | str, ...]:
     """What shares a measured configuration."""
     candidates = batch.page_table.shape[1] * PAGE_TOKENS // a.pool
     sizes = size_bucket(rows), size_bucket(batch.sequences), size_bucket(candidates)
-    return (batch.phase, a.heads, a.dim, a.budget, a.pool, element_size, *sizes)
+    return (batch.phase, a.heads, a.dim, a.budget, a.pool, str(dtype), *sizes)
 
 
-def fitting(config: Config, row_bytes: int) -> Config:
-    """The configuration with as few stages as its keys' tiles need to stay within shared memory."""
-    room = 144 * 1024 // (config["block"] * row_bytes)
-    return {**config, "stages": max(1, min(config["stages"], room))}
+def padded(heads: int) -> int:
+    """Heads up to what a matrix product takes."""
+    return max(16, next_power_of_2(heads))
+
+
+def fitting(config: Config, a: IndexSelectAttributes, dtype: torch.dtype, together: int) -> Config:
+    """The configuration with as few stages as leave shared memory for the queries beside the tiles of keys."""
+    room = 208 * 1024 - together * padded(a.heads) * a.dim * max(dtype.itemsize, 2)
+    return {**config, "stages": max(1, min(config["stages"], room // (config["block"] * a.dim * dtype.itemsize)))}
 
 
 @cache
@@ -139,9 +158,9 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
 
 
-def workspace(steps: Plan, rows: int, device: torch.device) -> Tensor:
+def workspace(steps: Plan, device: torch.device) -> Tensor:
     """Scratch for `choose`: int32, what is in it does not matter before or after."""
-    return torch.empty(rows * sum(steps.areas), dtype=torch.int32, device=device)
+    return torch.empty(steps.scratch, dtype=torch.int32, device=device)
 
 
 def choose(
@@ -166,89 +185,69 @@ def choose(
     """
     rows = q.shape[0]
     _require(a, steps, q, keys, weights, out, flag, scratch, batch, q_scales, key_scales)
-    if rows == 0:
-        return
     quantised = "" if key_scales is None else QUANTISED[keys.dtype]
     # The interpreter multiplies bfloat16 wrongly, and dequantised values are exact in either.
     exact = tl.bfloat16 if q.is_cuda else tl.float32
-    numbers = out.view(torch.int32)
-    final = steps.splits == 1
-    areas = list(scratch.split([rows * n for n in steps.areas]))
-    found = numbers if final else areas[0].view(rows, -1)
-    scores, head_weights = steps.scores, q if weights is None else weights
-    score_kernel[(steps.blocks, steps.splits)](
-        q,
-        q if q_scales is None else q_scales,
-        head_weights,
-        keys,
-        keys if key_scales is None else key_scales,
-        batch.page_table,
-        batch.cu_seqlens,
-        batch.context_lens,
-        found,
-        out,
-        flag,
-        rows,
-        batch.sequences,
-        steps.k,
-        steps.segment,
-        a.width,
-        a.scale * a.weight_scale,
-        q.stride(0),
-        0 if q_scales is None else q_scales.stride(0),
-        head_weights.stride(0),
-        keys.stride(0),
-        0 if key_scales is None else key_scales.stride(0),
-        batch.page_table.stride(0),
-        found.stride(0),
-        2 * steps.segment,
-        out.stride(0),
-        HEADS=a.heads,
-        H=max(16, next_power_of_2(a.heads)),
-        D=a.dim,
-        R=scores["rows"],
-        B=scores["block"],
-        T=scores["tiles"],
-        ENTRIES=PAGE_TOKENS // a.pool,
-        POOL=a.pool,
-        TAIL=a.tail,
-        WEIGHTED=weights is not None,
-        QUANTISED=quantised,
-        FINAL=final,
-        compute=exact,
-        num_warps=scores["warps"],
-        num_stages=scores["stages"],
-    )
-    segments, segment = steps.splits, steps.segment
-    for level, groups in enumerate(steps.levels):
-        last = level == len(steps.levels) - 1
-        merged = numbers if last else areas[level + 1].view(rows, -1)
-        merge_kernel[(rows, groups)](
-            found,
+    scored, lists = scratch.split([steps.slots * steps.candidates, steps.slots * 2 * steps.list])
+    head_weights = q if weights is None else weights
+    for first in range(0, steps.blocks, steps.step):
+        blocks = min(steps.step, steps.blocks - first)
+        score_kernel[(blocks, steps.splits)](
+            q,
+            q if q_scales is None else q_scales,
+            head_weights,
+            keys,
+            keys if key_scales is None else key_scales,
+            batch.page_table,
             batch.cu_seqlens,
             batch.context_lens,
-            merged,
+            scored,
+            flag,
+            first,
+            batch.sequences,
+            steps.k,
+            a.scale * a.weight_scale,
+            q.stride(0),
+            0 if q_scales is None else q_scales.stride(0),
+            head_weights.stride(0),
+            keys.stride(0),
+            0 if key_scales is None else key_scales.stride(0),
+            batch.page_table.stride(0),
+            steps.candidates,
+            HEADS=a.heads,
+            H=padded(a.heads),
+            D=a.dim,
+            R=steps.together,
+            B=steps.scores["block"],
+            ENTRIES=PAGE_TOKENS // a.pool,
+            POOL=a.pool,
+            WEIGHTED=weights is not None,
+            QUANTISED=quantised,
+            compute=exact,
+            num_warps=steps.scores["warps"],
+            num_stages=steps.scores["stages"],
+        )
+        select_kernel[(blocks * steps.together,)](
+            scored,
+            lists,
             out,
+            batch.cu_seqlens,
+            batch.context_lens,
+            first,
             rows,
             batch.sequences,
-            segments,
-            cdiv(segments, groups),
-            steps.k,
             steps.k,
             a.width,
-            found.stride(0),
-            merged.stride(0),
-            2 * steps.k,
+            steps.candidates,
             out.stride(0),
-            SEGMENT=segment,
-            B=steps.merge["block"],
-            T=steps.merge["tiles"],
+            R=steps.together,
+            LIST=steps.list,
+            SAMPLE=steps.sample,
+            TILE=steps.select["tile"],
             POOL=a.pool,
             TAIL=a.tail,
-            FINAL=last,
-            num_warps=steps.merge["warps"],
+            num_warps=steps.select["warps"],
         )
-        found, segments, segment = merged, groups, steps.k
 
 
 def _require(
@@ -279,18 +278,16 @@ def _require(
     if weights is not None:
         require_tensor(KERNEL, "weights", weights, (rows, a.heads), DTYPES)
     require_tensor(KERNEL, "out", out, (rows, a.width), (torch.int64,))
-    require(out.is_contiguous(), KERNEL, "a contiguous result")
     require_tensor(KERNEL, "flag", flag, (1,), (torch.int32,))
-    require_tensor(KERNEL, "scratch", scratch, (rows * sum(steps.areas),), (torch.int32,))
     require(batch.sequences > 0, KERNEL, "at least one sequence")
     require_batch(KERNEL, batch)
     tensors = (q, keys, weights, out, flag, scratch, q_scales, key_scales, batch.page_table)
     require(len({t.device for t in tensors if t is not None}) == 1, KERNEL, "all tensors on one device")
-    block, candidates = steps.scores["block"], batch.page_table.shape[1] * PAGE_TOKENS // a.pool
-    chunk = cdiv(cdiv(candidates, block), steps.splits) * block
-    fits = cdiv(steps.k, block) < steps.scores["tiles"] or chunk <= block * steps.scores["tiles"]
-    require(fits, KERNEL, "a larger window")
-    require(steps.merge["block"] * steps.merge["tiles"] > steps.k, KERNEL, "a larger window to merge in")
+    candidates = batch.page_table.shape[1] * PAGE_TOKENS // a.pool
+    blocks = rows if steps.together == 1 else rows // steps.together + batch.sequences
+    fits = (steps.k, steps.candidates, steps.blocks) == (a.budget // a.pool, candidates, blocks)
+    require(fits and steps.list >= 2 * steps.k, KERNEL, "the plan of these attributes and this batch")
+    require_tensor(KERNEL, "scratch", scratch, (steps.scratch,), (torch.int32,))
 
 
 def require_batch(kernel: str, batch: Batch) -> None:

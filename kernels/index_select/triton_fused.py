@@ -37,8 +37,8 @@ def index_select(
     require(set(pools) == wanted, KERNEL, f"the pools {', '.join(sorted(wanted))}, not {', '.join(sorted(pools))}")
     rows = q.shape[0]
     require(k.shape[0] == rows, KERNEL, f"a key for each of {rows} queries, not {k.shape[0]}")
-    steps = plan(a, batch, rows, q.element_size(), q.device)
-    scratch = workspace(steps, rows, q.device)
+    steps = plan(a, batch, rows, q.dtype, q.device)
+    scratch = workspace(steps, q.device)
     out = torch.empty(rows, a.width, dtype=torch.int64, device=q.device)
     if a.pooling == "none":
         keys = pools["keys"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
 from day0.kernels.index_select.schema import IndexSelectAttributes
-from day0.kernels.index_select.triton_best import entry_of, first_row, sequence_of
+from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 from day0.kernels.index_select.triton_choose import DTYPES, KERNEL, require_batch
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 

@@ -1,5 +1,6 @@
 """index_select in Triton: against the float64 reference, over windows, splits, packings, ties and NaN."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from day0.kernels.index_select import triton_choose
 from day0.kernels.index_select.contract import TRITON
 from day0.kernels.index_select.reference import index_scores, index_select, select
 from day0.kernels.index_select.triton_bench import dequantise, quantise
-from day0.kernels.index_select.triton_best import entry_of, first_row, sequence_of
+from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 from day0.kernels.index_select.triton_cases import CASES, MEAN, SOFTMAX, SUM, TOKEN, misplaced, score_error
 from day0.kernels.index_select.triton_choose import choose, plan, workspace
 from day0.kernels.index_select.triton_fused import index_select as fused
@@ -27,10 +28,9 @@ from tests.kernels.paged import PagedSequences
 KIND = get_kind("index_select")
 ON_GPU = pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)
 EVERYWHERE = pytest.mark.parametrize("device,dtype", [("cpu", torch.float32), ON_GPU])
-# Windows of 64 or 128 candidates, so that a few hundred go over many of them.
-SMALL = {"rows": 1, "block": 16, "tiles": 4, "warps": 1, "stages": 1, "waves": 1}
-PAIRS = SMALL | {"rows": 2, "tiles": 8}
-MERGE = {"block": 16, "tiles": 4, "warps": 1}
+# Lists of 16 candidates, so that a few dozen have to be narrowed to one.
+SMALL = {"block": 16, "warps": 1, "stages": 1, "waves": 1}
+NARROW = {"tile": 64, "list": 16, "warps": 1}
 WIDE = TOKEN | dict(budget=20)
 
 
@@ -83,10 +83,11 @@ class Problem:
             self.entries.append(page[candidate // per_page] * per_page + candidate % per_page)
             self.keys[self.entries[s]] = values(total // a.pool, a.dim)
 
-    def choose(self, scores=SMALL, merge=MERGE, **scales):
+    def choose(self, scores=SMALL, select=NARROW, together=None, **scales):
         rows = self.q.shape[0]
-        steps = plan(self.a, self.batch, rows, self.q.element_size(), self.q.device, scores=scores, merge=merge)
-        scratch = workspace(steps, rows, self.q.device).fill_(12345)
+        options = dict(scores=scores, select=select, together=together)
+        steps = plan(self.a, self.batch, rows, self.q.dtype, self.q.device, **options)
+        scratch = workspace(steps, self.q.device).fill_(12345)
         out = torch.full((rows, self.a.width), -7, dtype=torch.int64, device=self.q.device)
         flag = torch.zeros(1, dtype=torch.int32, device=self.q.device)
         choose(self.a, steps, self.q, self.keys, self.weights, out, flag, scratch, batch=self.batch, **scales)
@@ -122,29 +123,27 @@ def integers(*shape, generator):
 
 @EVERYWHERE
 @pytest.mark.parametrize(
-    "form,processors,scores,merge,splits,levels",
+    "form,scratch,together,lengths,splits,step",
     [
-        (WIDE, 8, SMALL | {"tiles": 32}, MERGE | {"tiles": 8}, 4, 1),
-        (WIDE, 1, SMALL | {"waves": 8}, MERGE | {"tiles": 2}, 4, 1),
-        (MEAN, 1, PAIRS, MERGE, 1, 0),
-        (MEAN | dict(budget=80), 8, SMALL | {"waves": 4}, MERGE, 16, 3),
+        (WIDE, 2**23, 1, [1, 1], 4, 2),
+        (WIDE, 400, 1, [2, 1], 8, 1),
+        (MEAN, 2**23, 2, [3, 2], 2, 4),
+        (MEAN | dict(budget=80), 1000, 2, [1, 3], 8, 1),
     ],
-    ids=["split", "split, many windows", "many windows", "merged in levels"],
+    ids=["split", "a row at a time", "rows together", "two rows at a time"],
 )
-def test_windows_splits_and_merges_choose_the_same(
-    device, dtype, form, processors, scores, merge, splits, levels, monkeypatch
-):
-    monkeypatch.setattr(triton_choose, "multiprocessors", lambda device: processors)
+def test_splits_and_steps_choose_the_same(device, dtype, form, scratch, together, lengths, splits, step, monkeypatch):
+    monkeypatch.setattr(triton_choose, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(triton_choose, "SCRATCH", scratch)
     a = KIND.parse(form)
-    lengths = [1, 1] if splits > 1 else [2, 2]
     problem = Problem(a, [300 * a.pool, 9], lengths, device, dtype, seed=splits)
-    out, nan, steps = problem.choose(scores, merge)
-    assert (steps.splits, len(steps.levels)) == (splits, levels)
+    out, nan, steps = problem.choose(together=together)
+    assert (steps.splits, steps.step) == (splits, step)
     assert problem.wrong(out) == [] and not nan
     ties = Problem(a, [300 * a.pool, 9], lengths, device, dtype, seed=splits, draw=integers)
     want = ties.exact()
     for _ in range(2 if device == "cuda" else 1):
-        assert torch.equal(ties.choose(scores, merge)[0].cpu(), want)
+        assert torch.equal(ties.choose(together=together)[0].cpu(), want)
 
 
 @EVERYWHERE
@@ -159,9 +158,9 @@ def test_around_the_budget(device, dtype):
 @EVERYWHERE
 def test_empty_sequences_and_padding(device, dtype):
     a = KIND.parse(TOKEN)
-    for scores in (SMALL, PAIRS):
+    for together in (1, 2):
         problem = Problem(a, [5, 30, 0, 40], [0, 2, 0, 3], device, dtype, padding=3)
-        out, nan, _ = problem.choose(scores)
+        out, nan, _ = problem.choose(together=together)
         assert problem.wrong(out) == [] and not nan
         assert (out[-3:] == -1).all()
 
@@ -277,9 +276,11 @@ def test_every_configuration_and_phase_gives_the_same_choice():
     for draw in (torch.randn, integers):
         one = Problem(a, [9000, 2047], [8, 8], "cuda", torch.bfloat16, draw=draw)
         outs = []
-        for scores in triton_choose.SCORES.configs:
-            for merge in triton_choose.MERGE.configs:
-                outs.append(one.choose(triton_choose.fitting(scores, 256), merge)[0])
+        for together in (1, 2, 4):
+            for scores in triton_choose.SCORES.configs:
+                outs.append(one.choose(scores, None, together)[0])
+        for config in triton_choose.SELECT.configs:
+            outs.append(one.choose(None, config)[0])
         assert all(torch.equal(out, outs[0]) for out in outs)
         assert one.wrong(outs[0]) == []
         if draw is integers:
@@ -292,7 +293,7 @@ def test_a_launch_is_captured_and_replayed():
     problem = Problem(a, [9000], [1], "cuda", torch.bfloat16)
     want, _, steps = problem.choose(None, None)
     out, flag = torch.full_like(want, -7), torch.zeros(1, dtype=torch.int32, device="cuda")
-    scratch = workspace(steps, 1, out.device)
+    scratch = workspace(steps, out.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         choose(a, steps, problem.q, problem.keys, problem.weights, out, flag, scratch, batch=problem.batch)
@@ -344,23 +345,18 @@ def test_tensors_outside_the_contract_are_refused_before_a_launch():
             problem.choose()
     with pytest.raises(ContractError, match="the pools keys, not tail_keys"):
         fused(a, problem.q, problem.q, tail_keys=problem.keys, batch=problem.batch)
-    narrow = {"block": 16, "tiles": 1, "warps": 1}
-    problem = Problem(KIND.parse(TOKEN | dict(budget=32)), [100], [1])
-    steps = plan(problem.a, problem.batch, 1, 4, problem.q.device, scores=SMALL)
-    steps = type(steps)(**{**vars(steps), "merge": narrow})
-    out, flag = torch.empty(1, 32, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(ContractError, match="a larger window to merge in"):
-        choose(
-            problem.a,
-            steps,
-            problem.q,
-            problem.keys,
-            problem.weights,
-            out,
-            flag,
-            workspace(steps, 1, out.device),
-            batch=problem.batch,
-        )
+    problem = Problem(a, [5], [1])
+    out, flag = torch.empty(1, a.width, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    tensors = (problem.q, problem.keys, problem.weights, out, flag)
+    steps = plan(a, problem.batch, 1, torch.float32, out.device)
+    for damage, numbers, message in (
+        (dict(list=a.budget), steps.scratch, "the plan of these attributes and this batch"),
+        (dict(candidates=5), steps.scratch, "the plan of these attributes and this batch"),
+        (dict(), steps.scratch - 1, "scratch of shape"),
+    ):
+        scratch = torch.empty(numbers, dtype=torch.int32)
+        with pytest.raises(ContractError, match=message):
+            choose(a, replace(steps, **damage), *tensors, scratch, batch=problem.batch)
 
 
 def test_no_cpu_gets_it():
