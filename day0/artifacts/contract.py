@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Subject = Literal["attribute", "shape", "dtype", "device", "phase"]
+# What a contract is held against: subject -> fact -> value.
+Facts = Mapping[Subject, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Contract:
         if repeated:
             raise ValueError(f"{self.kind}/{self.implementation}: clause ids repeat: {', '.join(repeated)}")
 
-    def refusals(self, facts: Mapping[Subject, Mapping[str, Any]]) -> list[Refusal]:
+    def refusals(self, facts: Facts) -> list[Refusal]:
         """The clauses that refuse, over the subjects present in `facts` ({"attribute": {...}, "dtype": {...}, ...}).
 
         Raises KeyError naming the clause when a present subject lacks the fact a clause asks for.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from day0.artifacts.contract import Facts
 from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
 from day0.errors import Day0Error
@@ -27,6 +28,7 @@ def load_package(
 ) -> Package:
     """The package's Model in eval mode, its implementations chosen by its plan and its weights read from `repo`.
 
+    Where an implementation of the plan refuses this dtype or device, the plain reference stands in: `stood_in()`.
     A package made with --dummy-weights gets random weights and needs no repo. `fill=False` leaves weights empty.
     Raises Day0Error: no package, a damaged manifest or plan, a broken model.py, a weight missing, mis-shaped,
     unexpected or not finite.
@@ -35,7 +37,7 @@ def load_package(
     manifest = Manifest.read(folder)
     model = _model_class(folder)()
     try:
-        model.choose(_implementations(folder))
+        model.choose(_implementations(folder), facts_here(dtype, device))
     except KeyError as error:
         raise Day0Error(f"{folder / 'plan.yaml'}: {error.args[0]}", hint="run day0 map and generate again") from error
     if not fill:
@@ -103,6 +105,21 @@ def _model_class(folder: Path) -> type[Package]:
         sys.dont_write_bytecode = dont_write
     model: type[Package] = module.Model
     return model
+
+
+def facts_here(dtype: torch.dtype, device: torch.device | str) -> Facts:
+    """What contracts ask of the dtype and of the device that a package runs on."""
+    name = str(dtype).removeprefix("torch.")
+    place = torch.device(device)
+    on_gpu = place.type == "cuda"
+    major, minor = torch.cuda.get_device_capability(place) if on_gpu else (0, 0)
+    facts = {
+        "type": place.type,
+        "name": torch.cuda.get_device_name(place) if on_gpu else place.type,
+        "capability": major + minor / 10,
+        "triton": on_gpu and importlib.util.find_spec("triton") is not None,
+    }
+    return {"dtype": {"activation": name, "weight": name}, "device": facts}
 
 
 def _implementations(folder: Path) -> dict[str, dict[str, str]]:

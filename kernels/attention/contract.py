@@ -1,6 +1,7 @@
 """What the implementations of `attention` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 _SCALE = Clause("scale", "attribute", "scale", Between(low=0.0), "scores are scaled, never reversed")
 _DTYPE = Clause("dtype", "dtype", "activation", OneOf(("float64", "float32", "bfloat16", "float16")), "float math")
@@ -22,8 +23,7 @@ TRITON = Contract(
     "attention",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "kernels run on an NVIDIA GPU"),
-        Clause("triton", "device", "triton", OneOf((True,)), "kernels are compiled by Triton"),
+        *ON_GPU,
         Clause("capability", "device", "capability", Between(low=9.0), "tiles fill the shared memory of Hopper"),
         Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "what the kernels multiply"),
         Clause("weight", "dtype", "weight", OneOf(("bfloat16", "float16", "float32")), "what kv_up is multiplied in"),

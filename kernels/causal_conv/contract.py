@@ -1,6 +1,7 @@
 """What the implementations of `causal_conv` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "causal_conv",
@@ -17,8 +18,7 @@ TRITON = Contract(
     "causal_conv",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "compiled for CUDA devices"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device has to have a Triton back end"),
+        *ON_GPU,
         Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "float32 arithmetic inside"),
         Clause("channels", "attribute", "channels", Between(low=1), "a convolution needs channels"),
         Clause("kernel_size", "attribute", "kernel_size", Between(2, 8), "a program reads its taps one by one"),

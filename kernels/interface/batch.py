@@ -8,7 +8,9 @@ from torch import Tensor
 
 from day0.artifacts.layout import PAGE_TOKENS
 
-__all__ = ["PAGE_TOKENS", "Batch"]
+__all__ = ["PAGE_TOKENS", "Batch", "Phase"]
+
+Phase = Literal["prefill", "decode", "verify"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Batch:
     context_lens: Tensor  # [S] int64: tokens in memory before this step
     slots: Tensor  # [S] int64
     page_table: Tensor  # [S, P] int64; entries past a sequence's last page are never read
-    phase: Literal["prefill", "decode", "verify"] = "prefill"
+    phase: Phase = "prefill"
     # [S] int64, verify only: how many tokens of the previous verify step were accepted (state commits with them).
     commit: Tensor | None = None
 
@@ -53,7 +55,7 @@ class Batch:
         context_lens: list[int],
         slots: list[int],
         pages: list[list[int]],
-        phase: Literal["prefill", "decode", "verify"] = "prefill",
+        phase: Phase = "prefill",
         device: torch.device | str = "cpu",
     ) -> "Batch":
         """Pack Python lists: per sequence its new token ids, context length, slot and pages."""

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from day0.kernels.interface.batch import Batch
+from day0.artifacts.contract import Facts, Refusal
+from day0.kernels.interface.batch import Batch, Phase
 from day0.kernels.interface.choice import Choice
 from day0.kernels.interface.memory import Memory
 from day0.kernels.registry import get_kind, resolve, resolve_choices
@@ -26,23 +27,32 @@ class OperatorModule(nn.Module):
         self.name = name
         self.attributes = get_kind(self.kind).parse(attributes)
         self.implementations: dict[str, str] = {}
+        self.stood_in: dict[str, tuple[Refusal, ...]] = {}
+        self.phase: Phase = "prefill"  # of the step under way, for operators that are not given a batch
         self.weight_specs = dict(get_kind(self.kind).weights(self.attributes))
         for weight, spec in self.weight_specs.items():
             dtype = torch.int64 if spec.dtype == "int64" else None
             self.register_parameter(weight, nn.Parameter(torch.empty(spec.shape, dtype=dtype), requires_grad=False))
         self.local_components = tuple(c.name for c in get_kind(self.kind).state(self.attributes))
 
-    def choose(self, implementations: Mapping[str, str]) -> None:
-        """Which implementation computes each phase; phases not named take the reference ("torch")."""
-        for implementation in implementations.values():
-            get_kind(self.kind).implementation(implementation)
-        self.implementations = dict(implementations)
+    def choose(self, implementations: Mapping[str, str], here: Facts | None = None) -> None:
+        """Which implementation computes each phase; phases not named take the reference ("torch").
+
+        With `here`, the facts of dtype and device where the operator runs, the reference stands in for what refuses
+        them; `stood_in` keeps the refusals by phase. Raises KeyError on an unknown implementation.
+        """
+        self.implementations, self.stood_in = {}, {}
+        for phase, name in implementations.items():
+            refused = get_kind(self.kind).implementation(name).contract.refusals(here or {})
+            self.implementations[phase] = "torch" if refused else name
+            if refused:
+                self.stood_in[phase] = tuple(refused)
 
     def run(
         self, *ports: Tensor | None, method: str = "", batch: Batch | None = None, memory: Memory | None = None
     ) -> Any:
         """Call the chosen implementation with this operator's attributes, weights and state pools."""
-        phase = batch.phase if batch is not None else "prefill"
+        phase = batch.phase if batch is not None else self.phase
         function = resolve(self.kind, self.implementations.get(phase, "torch"), method)
         return function(self.attributes, *ports, **self._named(batch, memory))
 

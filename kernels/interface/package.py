@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from day0.artifacts.contract import Facts
 from day0.artifacts.layout import Layout
 from day0.errors import Day0Error
-from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.batch import Batch, Phase
 from day0.kernels.interface.kind import Weight
 from day0.kernels.interface.memory import Memory
 from day0.kernels.interface.module import OperatorModule
@@ -27,6 +28,7 @@ class Package(nn.Module):
     VOCAB_SIZE: ClassVar[int]
     MAX_POSITIONS: ClassVar[int | None]
     FOLDER: ClassVar[Path]
+    _phase: Phase = "prefill"
 
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         raise TypeError(f"{type(self).__name__} has no forward of its own")
@@ -46,12 +48,30 @@ class Package(nn.Module):
         )
         return Layout(components=components, vocab_size=self.VOCAB_SIZE, max_positions=self.MAX_POSITIONS)
 
-    def choose(self, implementations: Mapping[str, Mapping[str, str]]) -> None:
-        """Set each operator's implementation by phase: operator name (without its layer) -> phase -> implementation."""
+    def __call__(self, batch: Batch, memory: Memory) -> Tensor:
+        """One step: logits [N, vocab]. Every operator learns the step's phase, which its implementation depends on."""
+        if batch.phase != self._phase:
+            self._phase = batch.phase
+            for operator in self.operators():
+                operator.phase = batch.phase
+        logits: Tensor = super().__call__(batch, memory)
+        return logits
+
+    def choose(self, implementations: Mapping[str, Mapping[str, str]], here: Facts | None = None) -> None:
+        """Set each operator's implementation by phase: operator name (without its layer) -> phase -> implementation.
+
+        Operators not named take the reference; with `here`, so do those whose implementation refuses these facts.
+        """
         for operator in self.operators():
-            chosen = implementations.get(operator.name.rsplit(".", 1)[-1])
-            if chosen is not None:
-                operator.choose(chosen)
+            operator.choose(implementations.get(operator.name.rsplit(".", 1)[-1], {}), here)
+
+    def stood_in(self) -> dict[str, int]:
+        """Why the reference stands in for implementations of the plan: reason -> number of operators."""
+        reasons: dict[str, int] = {}
+        for operator in self.operators():
+            for reason in dict.fromkeys(r.reason for refusals in operator.stood_in.values() for r in refusals[:1]):
+                reasons[reason] = reasons.get(reason, 0) + 1
+        return reasons
 
     def weight_map(self) -> dict[str, Any]:
         """weights.json: "map" (canonical weight -> source), "float32" (kept so), "left_out" (glob -> reason)."""

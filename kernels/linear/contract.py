@@ -1,6 +1,7 @@
 """What the implementations of `linear` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "linear",
@@ -16,8 +17,7 @@ TRITON = Contract(
     "linear",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        *ON_GPU,
         Clause("phase", "phase", "phase", OneOf(("decode", "verify")), "it pays only where a step brings few tokens"),
         Clause("in_features", "attribute", "in_features", Between(low=1), "a product needs columns"),
         Clause("out_features", "attribute", "out_features", Between(low=1), "a product needs rows"),

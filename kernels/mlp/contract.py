@@ -1,6 +1,7 @@
 """What the implementations of `mlp` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "mlp",
@@ -17,8 +18,7 @@ TRITON = Contract(
     "mlp",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        *ON_GPU,
         Clause("width", "attribute", "width", Between(low=1), "a product needs columns"),
         Clause("hidden", "attribute", "hidden", Between(low=1), "a product needs rows"),
         Clause("clamp", "attribute", "clamp", Between(low=0.0), "[-clamp, clamp] must not be empty"),

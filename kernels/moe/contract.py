@@ -1,6 +1,7 @@
 """What the implementations of `moe` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 _SIZES = (
     Clause("width", "attribute", "width", Between(low=1), "a product needs columns"),
@@ -24,8 +25,7 @@ TRITON = Contract(
     "triton",
     (
         *_SIZES,
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for GPUs"),
-        Clause("triton", "device", "triton", OneOf((True,)), "Triton has to support the device"),
+        *ON_GPU,
         Clause("experts", "attribute", "experts", Between(high=4096), "a token's scores stand in registers"),
         Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "sums are float32"),
     ),

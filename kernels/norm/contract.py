@@ -1,6 +1,7 @@
 """What the implementations of `norm` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "norm",
@@ -16,8 +17,7 @@ TRITON = Contract(
     "norm",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        *ON_GPU,
         Clause("dim", "attribute", "dim", Between(low=1, high=32768), "one program holds a group in registers"),
         Clause("eps", "attribute", "eps", Between(low=0.0), "eps stands under a square root"),
         Clause("dtype", "dtype", "activation", OneOf(("float32", "bfloat16", "float16")), "sums are in float32"),

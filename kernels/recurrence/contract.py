@@ -1,6 +1,7 @@
 """What the implementations of `recurrence` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 _ALGEBRA = (
     Clause("key_dim", "attribute", "key_dim", Between(low=1), "a state needs rows"),
@@ -27,8 +28,7 @@ TRITON = Contract(
     "recurrence",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "compiled for CUDA devices"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device has to have a Triton back end"),
+        *ON_GPU,
         Clause("dtype", "dtype", "activation", OneOf(("bfloat16", "float16", "float32")), "float32 arithmetic inside"),
         Clause("key_dim", "attribute", "key_dim", Between(1, 256), "a tile of the state stays in registers"),
         Clause("value_dim", "attribute", "value_dim", Between(1, 256), "a tile of the state stays in registers"),

@@ -1,6 +1,7 @@
 """What the implementations of `residual_mix` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "residual_mix",
@@ -16,8 +17,7 @@ TRITON = Contract(
     "residual_mix",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        *ON_GPU,
         Clause("width", "attribute", "width", Between(low=1, high=16384), "one program holds a source in registers"),
         Clause("mix_eps", "attribute", "mix_eps", Between(low=0.0), "it keeps the Sinkhorn divisors above zero"),
         Clause("streams", "attribute", "streams", Between(low=0, high=8), "the mixing of the streams is unrolled"),

@@ -1,6 +1,7 @@
 """What the implementations of `rotary` accept."""
 
 from day0.artifacts.contract import Between, Clause, Contract, MultipleOf, OneOf
+from day0.kernels.common.triton_contract import ON_GPU
 
 TORCH = Contract(
     "rotary",
@@ -17,8 +18,7 @@ TRITON = Contract(
     "rotary",
     "triton",
     (
-        Clause("device", "device", "type", OneOf(("cuda",)), "Triton compiles for CUDA"),
-        Clause("triton", "device", "triton", OneOf((True,)), "the device needs Triton"),
+        *ON_GPU,
         Clause("head_dim", "attribute", "head_dim", Between(low=2, high=8192), "one program holds a head"),
         Clause("rotary_dim", "attribute", "rotary_dim", MultipleOf(2), "channels are rotated in pairs"),
         Clause("offset", "attribute", "offset", Between(low=0), "the slice starts inside the head"),
