@@ -1,4 +1,7 @@
-"""Finds the kinds: every folder beside this file that holds a `kind.py` is one."""
+"""Finds the kinds: every folder beside this file that holds a `kind.py` is one.
+
+A folder of Triton files without one holds kernels that are no operator, such as the draw of the next token.
+"""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -20,6 +23,14 @@ def kind_names() -> tuple[str, ...]:
 
 
 @cache
+def kernel_folders() -> tuple[str, ...]:
+    """Names of all kinds, and of the folders of kernels that are no operator, sorted."""
+    here = Path(__file__).resolve().parent
+    holding = {path.parent.name for path in here.glob("*/triton_*.py")} - {"interface", "common"}
+    return tuple(sorted(holding | set(kind_names())))
+
+
+@cache
 def get_kind(name: str) -> Kind[Any]:
     """The kind of that name. Raises KeyError listing the known ones."""
     if name not in kind_names():
@@ -38,12 +49,12 @@ def resolve(kind: str, implementation: str, method: str = "") -> Callable[..., A
     return function
 
 
-def declared(kind: str, prefix: str, name: str) -> list[Any]:
-    """What the modules `kernels/<kind>/<prefix>*.py` list under `name`: CASES of "triton_cases", BENCHES of
+def declared(folder: str, prefix: str, name: str) -> list[Any]:
+    """What the modules `kernels/<folder>/<prefix>*.py` list under `name`: CASES of "triton_cases", BENCHES of
     "triton_bench". Importing them imports triton."""
-    folder = Path(__file__).resolve().parent / get_kind(kind).name
-    modules = sorted(path.stem for path in folder.glob(f"{prefix}*.py"))
-    return [x for m in modules for x in getattr(importlib.import_module(f"day0.kernels.{kind}.{m}"), name)]
+    found = (Path(__file__).resolve().parent / folder).glob(f"{prefix}*.py")
+    modules = [importlib.import_module(f"day0.kernels.{folder}.{stem}") for stem in sorted(path.stem for path in found)]
+    return [x for module in modules for x in getattr(module, name)]
 
 
 def resolve_choices(kind: str) -> "Callable[..., Mapping[str, Choice]] | None":

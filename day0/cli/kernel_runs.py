@@ -8,7 +8,8 @@ import typer
 from day0.cli.common import command, gate
 from day0.cli.output import Output
 
-Kinds = Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help="Kinds of operators (default: all)")]
+_HELP = "Kinds of operators, or other kernels (default: all)"
+Kinds = Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help=_HELP)]
 Match = Annotated[str, typer.Option(metavar="TEXT", help="Only those with TEXT in their name")]
 
 
@@ -29,7 +30,7 @@ def test(
     import torch
 
     from day0.errors import Day0Error
-    from day0.kernels.common.conformance import check
+    from day0.kernels.common.conformance import findings
     from day0.kernels.common.triton_launch import INTERPRETED
     from day0.kernels.registry import declared
 
@@ -46,7 +47,7 @@ def test(
             if match not in case.name:
                 continue
             with out.progress(f"{kind}: {case.name}"):
-                found = check(kind, "triton", case, dtype=getattr(torch, dtype), device=device, seed=seed)
+                found = findings(kind, case, dtype=getattr(torch, dtype), device=device, seed=seed)
             worst = max(found, key=lambda f: (not f.holds, f.error / f.bound if f.bound else f.error))
             rows.append(
                 {
@@ -112,12 +113,12 @@ def bench(
 
 def _named(kinds: list[str] | None) -> list[str]:
     from day0.errors import Day0Error
-    from day0.kernels.registry import kind_names
+    from day0.kernels.registry import kernel_folders
 
-    unknown = sorted(set(kinds or ()) - set(kind_names()))
+    unknown = sorted(set(kinds or ()) - set(kernel_folders()))
     if unknown:
-        raise Day0Error(f"no kind {', '.join(unknown)}", hint=f"known: {', '.join(kind_names())}")
-    return list(kinds or kind_names())
+        raise Day0Error(f"no kernels of {', '.join(unknown)}", hint=f"known: {', '.join(kernel_folders())}")
+    return list(kinds or kernel_folders())
 
 
 def _need_gpu() -> None:

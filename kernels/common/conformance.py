@@ -44,6 +44,14 @@ class Case:
 
 
 @dataclass(frozen=True)
+class OwnCase:
+    """A problem of kernels that are no operator: `run(dtype, device, seed)` compares and gives the findings."""
+
+    name: str
+    run: Callable[[torch.dtype, str, int], "list[Finding]"]
+
+
+@dataclass(frozen=True)
 class Finding:
     """How far one result of one step is from float64, and how far the plain reference in the same dtype is."""
 
@@ -131,6 +139,13 @@ def check(
         ]
         assert active, "a step without any tokens"
     return findings
+
+
+def findings(folder: str, case: Case | OwnCase, *, dtype: torch.dtype, device: str, seed: int = 0) -> list[Finding]:
+    """A case of `kernels/<folder>/` held to its reference; of a kind, it is the implementation "triton"."""
+    if isinstance(case, OwnCase):
+        return case.run(dtype, device, seed)
+    return check(folder, "triton", case, dtype=dtype, device=device, seed=seed)
 
 
 def relative_l2(x: Tensor, exact: Tensor) -> float:

@@ -58,9 +58,9 @@ def sample(
 
 @triton.jit
 def _load(logits, row, v, vocabulary, stride):
-    """Logits as float32; -inf for NaN and outside the vocabulary."""
+    """Logits as float32, inf as the largest number; -inf for NaN and outside the vocabulary."""
     x = tl.load(logits + row * stride + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
-    return tl.where(x == x, x, float("-inf"))
+    return tl.where(x == x, tl.minimum(x, 3.4028234663852886e38), float("-inf"))
 
 
 @triton.jit

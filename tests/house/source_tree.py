@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 SHARED_BY_KINDS = {"interface", "common"}
+# Kernels that are no kind of operator: nothing in a recipe names them, whoever runs a package calls them.
+LIBRARIES = {"sample"}
 LINKED = {"kernels", "recipes", "templates"}
 
 
@@ -56,7 +58,7 @@ def kinds() -> list[str]:
     return sorted(
         folder.name
         for folder in KERNELS.iterdir()
-        if folder.is_dir() and folder.name not in SHARED_BY_KINDS and not folder.name.startswith(("_", "."))
+        if folder.is_dir() and folder.name not in SHARED_BY_KINDS | LIBRARIES and not folder.name.startswith(("_", "."))
     )
 
 

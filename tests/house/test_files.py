@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from tests.house.source_tree import KERNELS, ROOT, committed_files, kinds
+from tests.house.source_tree import KERNELS, LIBRARIES, ROOT, committed_files, kinds
 
 BINARY = {".safetensors", ".png", ".gz"}
 # Written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"/w[o]rk/|\bs[h]ared/|/r[o]ot\b|/h[o]me/\w|/tmp/b[r]ief")
+LIBRARY_FILES = ["__init__.py", "reference.py", "triton_cases.py", "triton_bench.py"]
 KIND_FILES = ["__init__.py", "schema.py", "reference.py", "contract.py", "cost.py", "kind.py", "module.py.j2"]
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "constraints.txt"} | {
     "day0",
@@ -49,6 +50,16 @@ def test_a_kind_is_complete(kind):
     if not (ROOT / "tests" / "kernels" / f"test_{kind}.py").is_file():
         missing.append(f"tests/kernels/test_{kind}.py")
     assert not missing
+
+
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+def test_kernels_that_are_no_kind_are_complete(library):
+    """What a kind has beside its declarations; and none of those, which would make it a kind."""
+    missing = [name for name in LIBRARY_FILES if not (KERNELS / library / name).is_file()]
+    if not (ROOT / "tests" / "kernels" / f"test_triton_{library}.py").is_file():
+        missing.append(f"tests/kernels/test_triton_{library}.py")
+    assert not missing
+    assert not {path.name for path in (KERNELS / library).iterdir()} & {"kind.py", "schema.py", "module.py.j2"}
 
 
 @pytest.mark.parametrize("kind", kinds())

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 
-from tests.house.source_tree import ROOT, SHARED_BY_KINDS, day0_modules, imports, kernel_modules, templates
+from tests.house.source_tree import LIBRARIES, ROOT, SHARED_BY_KINDS, day0_modules, imports, kernel_modules, templates
 
 STAGES = {"decompose", "mapping", "generate", "align", "check"}
 BELOW_STAGES = {"errors", "artifacts", "language", "reference", "repo", "engine", "kernels"}
@@ -35,7 +35,7 @@ DOES_WITHOUT = {
 }
 KERNELS_MAY_IMPORT = {"day0", "torch", "triton", "pydantic"} | set(sys.stdlib_module_names)
 # What everything outside a kind's own folder may see of kernels/.
-OPEN_KERNELS = SHARED_BY_KINDS | {"registry"}
+OPEN_KERNELS = SHARED_BY_KINDS | LIBRARIES | {"registry"}
 
 
 def room(name: str) -> str | None:
