@@ -388,7 +388,8 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
     with threads_for(sum(p.numel() for p in model.parameters())):
         greedy = runner.greedy(ids, count=max_tokens, stop=stop)
     text = tokenizer.decode(greedy.ids) if tokenizer is not None else None
-    return Sample(greedy.ids, greedy.logprobs, text, chosen, package.labels)
+    labels = (*package.labels, *model.stand_in_labels())
+    return Sample(greedy.ids, greedy.logprobs, text, chosen, labels)
 
 
 def store_baseline(line: Line, path: Path) -> Entry:

@@ -109,7 +109,9 @@ def run(
     manifest = Manifest.read(package_folder)
     notes, end_ids = _recipe_notes(package_folder, repo)
     found = _Findings()
-    labels = [*manifest.labels, *_leak_condition(notes)]
+    # Not float64: there every kernel is stood in for, which is what exactness means by the package's function.
+    stood_in = load_package(package_folder, fill=False).stand_in_labels()
+    labels = [*manifest.labels, *stood_in, *_leak_condition(notes)]
     if options.stream:
         if manifest.dummy_weights:
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")

@@ -73,6 +73,10 @@ class Package(nn.Module):
                 reasons[reason] = reasons.get(reason, 0) + 1
         return reasons
 
+    def stand_in_labels(self) -> list[str]:
+        """`stood_in` as conditions that figures made with this package carry."""
+        return [f"PyTorch in place of the plan's kernels of {n} operators: {why}" for why, n in self.stood_in().items()]
+
     def weight_map(self) -> dict[str, Any]:
         """weights.json: "map" (canonical weight -> source), "float32" (kept so), "left_out" (glob -> reason)."""
         path = self.FOLDER / "weights.json"

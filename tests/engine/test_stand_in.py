@@ -58,3 +58,9 @@ def test_operators_without_a_batch_know_the_phase(toy_model):
     seen.clear()
     Runner(toy_model, sequences=1, tokens=16).greedy([1, 2, 3], count=3)
     assert ("norm", "decode") in seen and ("linear", "decode") in seen and ("norm", "prefill") in seen
+
+
+def test_figures_made_with_a_stand_in_carry_it(monkeypatch, toy_model):
+    fused_norm(monkeypatch, Clause("device", "device", "type", OneOf(("cuda",)), "it needs a GPU"))
+    toy_model.choose({"norm": {"decode": "made_up"}}, facts_here(torch.float32, "cpu"))
+    assert toy_model.stand_in_labels() == ["PyTorch in place of the plan's kernels of 3 operators: it needs a GPU"]
