@@ -64,10 +64,12 @@ def check_exactness(package: Package, expected: Sequence[Expected], *, bound: fl
             "isolated": capture_package(package, ids, force=one.capture.layer_inputs),
         }
         for mode, captured in modes.items():
-            judged = Judgement(captured, one.index, bound, one.capture.scores)
-            never_recorded |= judged.excused_ports()
-            judgements.append((one, mode, judged))
-    scored = {name for _, _, judged in judgements for name in judged.choices(scored=True)}
+            judgements.append((one, mode, Judgement(captured, one.index, bound, one.capture.scores)))
+    lines = {choice: line for _, _, judged in judgements for choice, line in judged.lines().items()}
+    for _, _, judged in judgements:
+        judged.hold_to(lines)
+        never_recorded |= judged.excused_ports()
+    scored = {choice for _, _, judged in judgements for choice in judged.choices(scored=True)}
     for one, mode, judged in judgements:
         name = one.prompt.name
         result.unscored |= judged.choices(scored=False) - scored
@@ -193,6 +195,7 @@ class Judgement:
         self.calls = captured.calls
         self.index = index
         self.bound = bound
+        self.recorded_scores = scores
         self.places: dict[int, list[Match]] = {}
         self.producer: dict[int, Call] = {}
         self.readers: dict[int, list[Call]] = {}
@@ -211,6 +214,9 @@ class Judgement:
             for call in self.calls
             for name, choice in call.choices.items()
         }
+        self._judge()
+
+    def _judge(self) -> None:
         self.good: dict[int, bool] = {}
         for call in reversed(self.calls):
             for tensor in call.outputs:
@@ -235,12 +241,29 @@ class Judgement:
 
     def choices(self, *, scored: bool) -> set[str]:
         """Names of the choices whose scores the reference has, or has not."""
-        return {
-            f"{call.path} {scores_port(name)}"
+        return {name for name, match in self._named_scores() if (match is not None) == scored}
+
+    def lines(self) -> dict[str, str]:
+        """Choices whose scores are right -> the line of the reference that chooses by the same."""
+        return {name: m.location for name, m in self._named_scores() if m is not None and m.error <= self.bound}
+
+    def hold_to(self, lines: Mapping[str, str]) -> None:
+        """Judge choices whose scores are like none in the reference by the line that another forward proved theirs."""
+        before = dict(self.scores)
+        for call in self.calls:
+            for name, choice in call.choices.items():
+                line = lines.get(f"{call.path} {scores_port(name)}")
+                if self.scores[id(call), name] is None and line is not None:
+                    self.scores[id(call), name] = find_scores(self.recorded_scores, choice.scores, line=line)
+        if self.scores != before:
+            self._judge()
+
+    def _named_scores(self) -> list[tuple[str, ScoreMatch | None]]:
+        return [
+            (f"{call.path} {scores_port(name)}", self.scores[id(call), name])
             for call in self.calls
             for name in call.choices
-            if (self.scores[id(call), name] is not None) == scored
-        }
+        ]
 
     def nearest(self, tensor: Tensor) -> Match | None:
         return self.index.nearest(tensor) if tensor.is_floating_point() else None

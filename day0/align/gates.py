@@ -11,18 +11,24 @@ _MOST_FAILING_ROWS = 200
 
 def overall(gates: Iterable[Gate]) -> Verdict:
     """The worst verdict: one gate that does not hold decides, then one that is inconclusive."""
-    verdicts = {gate.verdict for gate in gates}
-    if "does not hold" in verdicts:
+    return _worst_verdict(gate.verdict for gate in gates)
+
+
+def _worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    found = set(verdicts)
+    if "does not hold" in found:
         return "does not hold"
-    return "inconclusive" if "inconclusive" in verdicts or not verdicts else "holds"
+    return "inconclusive" if "inconclusive" in found or not found else "holds"
 
 
 def exactness_gate(name: str, result: Exactness) -> Gate:
     detail = f"{len(result.rows)} tensors in float64"
     bad = next((row for row in result.rows if row.verdict != "holds"), None)
     if bad is not None:
+        named = result.first_bad or next(iter(result.also_bad), None)
         # Where no operator is named, as when layers are compared whole, the first tensor that differs says most.
-        detail = str(result.first_bad) if result.first_bad else f"{_where(bad)}: relative error {bad.error or 0.0:.2e}"
+        wrong = bad.note if bad.error is None else f"relative error {bad.error:.2e}"
+        detail = str(named) if named else f"{_where(bad)}: {wrong}"
     return _gate(name, [row.verdict for row in result.rows], detail, _worst(result.rows))
 
 
@@ -123,7 +129,7 @@ def _where(row: Row) -> str:
 
 def _gate(name: str, verdicts: Sequence[Verdict], detail: str, worst: float | None) -> Gate:
     failing = sum(verdict != "holds" for verdict in verdicts)
-    verdict: Verdict = "inconclusive" if not verdicts else "does not hold" if failing else "holds"
+    verdict = _worst_verdict(verdicts)
     return Gate(name=name, verdict=verdict, detail=detail, checked=len(verdicts), failing=failing, worst=worst)
 
 

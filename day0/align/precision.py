@@ -18,9 +18,10 @@ from day0.align.capture import Call, Capture, capture_package
 from day0.align.exactness import scores_port
 from day0.align.ties import LIMIT, Located, Ties, scores_at, tied_rows
 from day0.align.training_side import Reference, ReferenceCapture, capture_reference
-from day0.artifacts.alignment import Mode, Prompt, Row, UnstableRows
+from day0.artifacts.alignment import Mode, Prompt, Row, UnstableRows, Verdict
 from day0.kernels.interface.package import Package
 from day0.reference.match import arrange
+from day0.reference.scores import may_be_chosen
 
 WARNING = 1.5
 # A row whose error is this many times its tensor's median row error was not rounded: a discrete choice differs.
@@ -59,6 +60,7 @@ class _Sums:
     reference: float = 0.0
     package: float = 0.0
     scale: float = 0.0
+    rows: int = 0  # how many were compared
     broken: int = 0  # rows that are not finite in the package alone
 
 
@@ -173,19 +175,20 @@ class _Captures:
                 yield _Compared(
                     call.layer, call.operator, call.kind, port, match.location, truth, reference, (), package
                 )
-            yield from self._scores(call, located)
+            yield from self._scores(call, located, lost)
 
-    def _scores(self, call: Call, located: Located) -> Iterator[_Compared]:
+    def _scores(self, call: Call, located: Located, lost: set[str]) -> Iterator[_Compared]:
         """The scores that a call's choices are made by, where all runs may choose; elsewhere 0."""
         for name, choice in call.choices.items():
             port = scores_port(name)
             for match in located.get((call.path, call.method, port), [])[:1]:
-                held = [scores_at(run, match.location, choice) for run in (self.truth, self.reference)]
-                if all(scores is not None for scores in held):
-                    runs = [scores for scores in (*held, choice.scores) if scores is not None]
-                    allowed = torch.stack([scores.isfinite() for scores in runs]).all(0)
-                    truth, own, package = (scores.masked_fill(~allowed, 0.0) for scores in runs)
-                    yield _Compared(call.layer, call.operator, call.kind, port, match.location, truth, own, (), package)
+                exact, rounded = (scores_at(run, match.location, choice) for run in (self.truth, self.reference))
+                if exact is None or rounded is None:
+                    lost.add(f"{call.path} {port}")
+                    continue
+                allowed = exact.isfinite() & rounded.isfinite() & may_be_chosen(choice.scores)
+                truth, own, package = (s.masked_fill(~allowed, 0.0) for s in (exact, rounded, choice.scores))
+                yield _Compared(call.layer, call.operator, call.kind, port, match.location, truth, own, (), package)
 
 
 def _holds(run: Mapping[str, Tensor], location: str, output: Tensor) -> bool:
@@ -292,6 +295,7 @@ def _add(sums: dict[tuple[int | None, str, str], _Sums], tensor: _Compared, stab
         difference = (run[stable].to(torch.float64) - truth)[finite]
         setattr(total, name, getattr(total, name) + float(difference.square().sum()))
     total.scale += float(truth[finite].square().sum())
+    total.rows += int(stable.sum())
     total.broken += int(broken_rows(tensor).sum())
 
 
@@ -304,6 +308,9 @@ def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
     if total.broken:
         wrong = ratio = math.inf
         note = f"{total.broken} rows not finite in the package alone"
+    verdict: Verdict = "holds" if ratio <= LIMIT else "does not hold"
+    if not total.rows:
+        verdict, note = "inconclusive", "every row sits on a tie: nothing is compared"
     return Row(
         gate=gate,
         prompt="all",
@@ -315,7 +322,7 @@ def _row(total: _Sums, dtype: torch.dtype, gate: str, mode: Mode) -> Row:
         error=wrong,
         bound=LIMIT * max(own, floor),
         ratio=ratio,
-        verdict="holds" if ratio <= LIMIT else "does not hold",
+        verdict=verdict,
         location=total.first.location,
         note=note,
     )

@@ -12,7 +12,7 @@ from day0.align.training_side import ReferenceCapture
 from day0.artifacts.alignment import Mode
 from day0.kernels.interface.choice import Choice
 from day0.reference.match import Match
-from day0.reference.scores import arrange_scores
+from day0.reference.scores import arrange_scores, may_be_chosen
 
 # A rounding error is at most this many times the reference's own.
 LIMIT = 2.0
@@ -72,7 +72,7 @@ def on_a_tie(choice: Choice, truth: Tensor, reference: Tensor) -> Tensor:
     """[N] bool: the rows whose best candidate that is left out scores no less than the worst that is kept, but for
     rounding. `truth` and `reference`: the choice's scores [N, candidates] in float64 and in the serving dtype.
     """
-    allowed = (choice.scores > float("-inf")) & truth.isfinite() & reference.isfinite()
+    allowed = may_be_chosen(choice.scores) & truth.isfinite() & reference.isfinite()
     if choice.kept >= allowed.shape[1]:
         return torch.zeros(len(truth), dtype=torch.bool)
     exact = truth.double()

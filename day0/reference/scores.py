@@ -20,21 +20,36 @@ class ScoreMatch:
     error: float
 
 
-def find_scores(recorded: Mapping[str, Sequence[Tensor]], scores: Tensor) -> ScoreMatch | None:
+def find_scores(
+    recorded: Mapping[str, Sequence[Tensor]], scores: Tensor, *, line: str | None = None
+) -> ScoreMatch | None:
     """The recorded scores closest to `scores` [N, candidates] (-inf: may not be chosen); None: none are like them.
 
     A common factor is no difference in kind: scores of another scale are the same scores, and their error tells it.
+    Those that are not finite are like any, and infinitely wrong. `line`: the reference is known to choose by the scores
+    of this one, so that they are compared whatever they are, unless it did not run.
     """
-    allowed = scores > float("-inf")
+    allowed = may_be_chosen(scores)
     ours = scores[allowed].double()
     best: ScoreMatch | None = None
     for location, theirs in _candidates(recorded, scores):
         exact = theirs[allowed].double()
-        factor = float(ours @ exact / (exact @ exact))
         found = ScoreMatch(location, error(ours, exact))
-        if factor > 0 and error(ours, factor * exact) <= _RELATED and (best is None or found.error < best.error):
+        alike = location == line if line is not None else _related(ours, exact)
+        if alike and (best is None or found.error < best.error):
             best = found
     return best
+
+
+def may_be_chosen(scores: Tensor) -> Tensor:
+    """[N, candidates] bool. A score that is NaN may be: it is wrong, and must not pass for a candidate left out."""
+    allowed: Tensor = scores != float("-inf")
+    return allowed
+
+
+def _related(ours: Tensor, exact: Tensor) -> bool:
+    factor = float(ours @ exact / (exact @ exact))
+    return not bool(ours.isfinite().all()) or (factor > 0 and error(ours, factor * exact) <= _RELATED)
 
 
 def arrange_scores(pieces: Sequence[Tensor], scores: Tensor) -> Tensor | None:
@@ -47,7 +62,7 @@ def arrange_scores(pieces: Sequence[Tensor], scores: Tensor) -> Tensor | None:
     count = sum(len(piece) for piece in rows)
     places = torch.arange(len(scores))
     if count != len(scores):
-        places = places[(scores > float("-inf")).any(1)]
+        places = places[may_be_chosen(scores).any(1)]
         if count != len(places):
             return None
     laid_out = torch.full(scores.shape, float("nan"), dtype=rows[0].dtype)
@@ -59,7 +74,7 @@ def arrange_scores(pieces: Sequence[Tensor], scores: Tensor) -> Tensor | None:
 
 def _candidates(recorded: Mapping[str, Sequence[Tensor]], scores: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The recorded scores that cover what may be chosen, with their location."""
-    allowed = scores > float("-inf")
+    allowed = may_be_chosen(scores)
     for location, pieces in recorded.items():
         theirs = arrange_scores(pieces, scores)
         if theirs is not None and bool(allowed.any()) and bool(theirs[allowed].isfinite().all()):

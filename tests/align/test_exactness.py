@@ -1,12 +1,15 @@
 """Exactness: a right package holds, a wrong one is blamed on the right operator, victims are not."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from day0.align.capture import Call, Capture
-from day0.align.exactness import BOUND, Judgement, check_exactness
+from day0.align.exactness import BOUND, Exactness, Judgement, check_exactness
+from day0.align.gates import exactness_gate
+from day0.artifacts.alignment import Row
 from day0.kernels.interface.choice import Choice
 from day0.kernels.registry import get_kind
 from day0.reference.match import TensorIndex
@@ -144,6 +147,45 @@ def test_a_choice_whose_scores_the_reference_does_not_show_is_named():
     judged = judge([choosing(scores, x, CHOSEN)], [x, CHOSEN])
     assert judged.culprits(set(), "p", every_layer=True) == []
     assert judged.choices(scored=False) == {"layers.0.choose scores of c"} and judged.choices(scored=True) == set()
+
+
+def test_scores_like_none_are_judged_by_the_line_that_another_forward_found_theirs():
+    """Otherwise the choice is the same, and nothing says that here it is made by other scores."""
+    x, scores, other = values(3, 5, 4)
+    right = judge([choosing(scores, x, CHOSEN)], [x, CHOSEN], {"line": [scores], "other": [other]})
+    wrong = judge([choosing(scores.flip(0), x, CHOSEN)], [x, CHOSEN], {"line": [scores], "other": [other]})
+    assert wrong.culprits(set(), "p", every_layer=True) == []
+    wrong.hold_to(right.lines())
+    [bad] = wrong.culprits(set(), "p", every_layer=True)
+    assert (bad.port, bad.nearest) == ("scores of c", "line") and bad.error > 0.1
+    # the line did not run, as where a prompt is too short to choose
+    short = judge([choosing(scores.flip(0), x, CHOSEN)], [x, CHOSEN], {"other": [other]})
+    short.hold_to(right.lines())
+    assert short.culprits(set(), "p", every_layer=True) == []
+
+
+def test_scores_that_are_not_a_number_are_wrong():
+    x, scores = values(2, 5, 4)
+    for rows in (slice(2, 3), slice(None)):
+        broken = scores.clone()
+        broken[rows] = math.nan
+        [bad] = judge([choosing(broken, x, CHOSEN)], [x, CHOSEN], {"line": [scores]}).culprits(
+            set(), "p", every_layer=True
+        )
+        assert (bad.operator, bad.port) == ("choose", "scores of c")
+
+
+def test_the_gate_names_a_tensor_where_it_names_no_operator():
+    def gate(**wrong):
+        row = Row(gate="exactness", prompt="p", mode="isolated", layer=2, operator="a", kind="norm", port="y",
+                  bound=1e-10, verdict="does not hold", **wrong)  # fmt: skip
+        return exactness_gate("exactness", Exactness(rows=[row]))
+
+    assert gate(error=0.5).detail == "a 2 y: relative error 5.00e-01"
+    assert gate(error=None, note="no tensor of the reference is near").detail == (
+        "a 2 y: no tensor of the reference is near"
+    )
+    assert gate(error=None).verdict == "does not hold"
 
 
 def test_an_unread_output_is_judged_by_the_others():

@@ -6,10 +6,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from day0.align.capture import Call, Capture
 from day0.align.exactness import check_exactness
 from day0.align.gates import precision_gate
-from day0.align.precision import JUMP, _Compared, _Ties, check_precision, row_errors, ulp_floor
+from day0.align.precision import (
+    JUMP,
+    Precision,
+    _add,
+    _Captures,
+    _Compared,
+    _row,
+    _Ties,
+    broken_rows,
+    check_precision,
+    row_errors,
+    ulp_floor,
+)
 from day0.align.ties import Ties
+from day0.align.training_side import ReferenceCapture
+from day0.kernels.interface.choice import Choice
+from day0.reference.match import Match
 
 
 @pytest.fixture
@@ -128,3 +144,50 @@ def test_row_errors_are_infinite_for_nan():
     wrong = truth.clone()
     wrong[1, 0] = math.nan
     assert row_errors(wrong, truth).tolist() == [0.0, math.inf]
+
+
+def test_where_every_row_sits_on_a_tie_nothing_is_said():
+    """All prompts' rows left out is no comparison: it must not hold."""
+    sums: dict = {}
+    _add(sums, compared(SMALL, JUMPED), torch.zeros(10, dtype=torch.bool))
+    [total] = sums.values()
+    row = _row(total, torch.float32, "g", "propagated")
+    assert (row.verdict, row.error) == ("inconclusive", 0.0)
+    gate = precision_gate("g", Precision(rows=[row]))
+    assert gate.verdict == "inconclusive" and gate.detail.startswith("a 0 (propagated): every row sits on a tie")
+    held = row.model_copy(update={"verdict": "holds"})
+    assert precision_gate("g", Precision(rows=[held, row])).verdict == "inconclusive"
+    failed = row.model_copy(update={"verdict": "does not hold"})
+    assert precision_gate("g", Precision(rows=[failed, row])).verdict == "does not hold"
+
+
+@pytest.fixture
+def chosen():
+    """A choice of one call, and where it is located; what the reference chose by in float64 and in float32."""
+    exact = torch.tensor([[4.0, 3.0, 1.0], [1.0, 2.0, 5.0]], dtype=torch.float64)
+
+    def compare(package, *, lost=None):
+        reference = exact.float() if lost is None else None
+        call = Call("layers.0.a", "norm", "", (), (), None, tuple, {"x": Choice(package, 1)})
+        sides = [ReferenceCapture(scores={} if s is None else {"line": [s]}) for s in (exact, reference)]
+        captures = _Captures(*sides, [], Capture(calls=[call]))
+        located = {("layers.0.a", "", "scores of x"): [Match("line", (), 0.0)]}
+        return list(captures.operators(located, set() if lost is None else lost))
+
+    return exact, compare
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_scores_that_are_not_finite_in_the_package_alone_are_compared(chosen, value):
+    exact, compare = chosen
+    package = exact.float()
+    package[1, 0] = -math.inf  # may not be chosen: no score at all
+    assert [broken_rows(tensor).tolist() for tensor in compare(package)] == [[False, False]]
+    package[0, 1] = value
+    assert [broken_rows(tensor).tolist() for tensor in compare(package)] == [[True, False]]
+
+
+def test_scores_that_one_run_of_the_reference_does_not_show_are_named(chosen):
+    exact, compare = chosen
+    lost = set()
+    assert compare(exact.float(), lost=lost) == [] and lost == {"layers.0.a scores of x"}
