@@ -47,11 +47,21 @@ def _chosen(indices, column, end):
 
 
 @triton.jit
-def _listed_rows(page_table, table_row, sequence, chosen, own, PAGE: tl.constexpr):
-    """Pool rows of chosen positions: -1 for a hole, -2 for what is no position up to the query's own."""
-    seen = (chosen >= 0) & (chosen <= own)
-    row = pool_rows(page_table, table_row, sequence, tl.where(seen, chosen, 0), seen, PAGE)
-    return tl.where((chosen < -1) | (chosen > own), -2, row)
+def _place_listed(
+    indices, places, lo, hi, until, page_table, table_row, sequence, own, PAGE: tl.constexpr, B: tl.constexpr
+):
+    """Pool rows of the positions in columns [lo, hi) of a list to `places`, and -1 in the columns up to `until`.
+
+    A hole is -1, and what is no position up to the query's own -2. Afterwards all threads of the program may read them.
+    """
+    for begin in tl.range(lo, until, B, num_stages=1):
+        column = begin + tl.arange(0, B)
+        chosen = _chosen(indices, column, hi)
+        seen = (chosen >= 0) & (chosen <= own)
+        row = pool_rows(page_table, table_row, sequence, tl.where(seen, chosen, 0), seen, PAGE)
+        row = tl.where((chosen < -1) | (chosen > own), -2, row)
+        tl.store(places + column, row, mask=column < until)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -91,6 +101,7 @@ def attend(
     key_scales,
     value_scales,
     indices,
+    places,
     out,
     sums,
     cu_seqlens,
@@ -115,6 +126,7 @@ def attend(
     vs_row,
     vs_head,
     i_row,
+    p_row,
     o_row,
     o_head,
     o_split,
@@ -142,9 +154,10 @@ def attend(
 ):
     """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
 
-    LISTED: positions come from `indices` [rows, width], else they are all up to the query's own. SHARED: values are
+    LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits for
+    one look-up only; else they are all up to the query's own. SHARED: values are
     the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0: keys and values
-    are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` is float32 with an axis of splits, and
+    are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` has an axis of splits, and
     `sums` takes each part's log2 of the sum of exponentials; else `out` is the result.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BH - 1) // BH
@@ -189,23 +202,26 @@ def attend(
     total = tl.zeros([M], tl.float32)
     result = tl.zeros([M, BV], tl.float32)
     column = tl.arange(0, BN)
-    # What the next tile needs to know of memory is read one tile ahead, a list two: their latency is never waited for.
     if LISTED:
         last = context + first - start
         indices += first.to(tl.int64) * i_row
-        at_rows = _listed_rows(page_table, table_row, sequence, _chosen(indices, lo + column, hi), last, PAGE)
-        ahead = _chosen(indices, lo + BN + column, hi)
+        # Programs of other heads write the same numbers to the same places.
+        places += first.to(tl.int64) * p_row
+        _place_listed(indices, places, lo, hi, lo + part, page_table, table_row, sequence, last, PAGE, 256)
+        ahead = tl.load(places + lo + column)
     else:
-        at_rows = pool_rows(page_table, table_row, sequence, lo + column, lo + column < hi, PAGE)
+        # A tile lies in one page, whose number is read one tile ahead.
+        page_table += sequence.to(tl.int64) * table_row
+        page = tl.load(page_table + lo // PAGE, mask=(lo < hi) & inside, other=0)
     for begin in range(lo, hi, BN):
-        here = at_rows
-        seen = here >= 0
         if LISTED:
-            at_rows = _listed_rows(page_table, table_row, sequence, ahead, last, PAGE)
-            ahead = _chosen(indices, begin + 2 * BN + column, hi)
+            here = ahead
+            ahead = tl.load(places + begin + BN + column, mask=begin + BN + column < lo + part, other=-1)
+            seen = here >= 0
         else:
-            following = begin + BN + column
-            at_rows = pool_rows(page_table, table_row, sequence, following, following < hi, PAGE)
+            here = page.to(tl.int32) * PAGE + begin % PAGE + column
+            seen = begin + column < hi
+            page = tl.load(page_table + (begin + BN) // PAGE, mask=(begin + BN < hi) & inside, other=0)
         key = _tile(keys, here, seen, k_row, kv_head * k_head, DK, BK)
         if TILES == 1:
             key_scale = tl.sum(_scales(key_scales, here, seen, ks_row, kv_head * ks_head, 1), 1)
@@ -226,14 +242,14 @@ def attend(
         if DR > 0:
             key_r = _tile(rope_keys, here, seen, r_row, 0, DR, BR)
             scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee")
-        scores *= scale
-        visible = seen[None, :]
-        if BT > 1:
-            visible = visible & (begin + column[None, :] <= own[:, None])
-        scores = tl.where(visible, scores, float("-inf"))
+        # Added, so that one operation scales and masks: products with what was not read are 0.
+        hidden = tl.where(seen, 0.0, float("-inf"))
         if LISTED:
             # A position that is none must not pass for a hole: it shows as NaN.
-            scores = tl.where(here[None, :] == -2, float("nan"), scores)
+            hidden = tl.where(here == -2, float("nan"), hidden)
+        scores = scores * scale + hidden[None, :]
+        if BT > 1:
+            scores = tl.where(begin + column[None, :] <= own[:, None], scores, float("-inf"))
         highest = tl.maximum(most, tl.max(scores, 1))
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         weight = tl.exp2(scores - shift[:, None])

@@ -24,6 +24,7 @@ INTEGERS = (torch.int64, torch.int32)
 TILE = 128  # channels of an entry that share a scale where it is quantised
 MAX_KEY = 512  # channels: tiles of more leave no room for a second one on the way
 MAX_SPLITS = 64
+PLACES = 64  # columns: a multiple of every tile
 
 # float32, whose products are not for matrix units: a block has to fit in registers.
 _SMALL: Config = {"BN": 32 if INTERPRETED else 16, "warps": 4, "stages": 1, "per_sm": 1, "apart": 0}
@@ -38,14 +39,10 @@ def _space(name: str, *configs: tuple[int, int, int, int, int]) -> Space:
 # BN positions a tile; `per_sm` programs a multiprocessor before a sequence is not split further; `apart`: see `attend`.
 LATENT = _space(
     "latent",
-    (32, 8, 3, 1, 1),
     (32, 8, 4, 1, 1),
-    (32, 8, 3, 2, 1),
-    (32, 8, 4, 2, 1),
-    (32, 8, 3, 1, 0),
+    (32, 8, 4, 1, 0),
     (64, 8, 2, 1, 1),
     (64, 8, 2, 1, 0),
-    (64, 8, 2, 2, 1),
 )
 FEW = _space(
     "few_rows",
@@ -56,10 +53,6 @@ FEW = _space(
     (64, 4, 3, 6, 0),
     (32, 4, 4, 4, 0),
     (32, 4, 4, 6, 0),
-    (128, 4, 2, 2, 0),
-    (128, 4, 3, 1, 0),
-    (128, 8, 3, 1, 0),
-    (64, 8, 3, 2, 0),
     (64, 2, 3, 3, 0),
 )
 MANY = _space(
@@ -68,7 +61,6 @@ MANY = _space(
     (64, 8, 3, 1, 0),
     (64, 4, 2, 2, 0),
     (64, 4, 3, 2, 0),
-    (128, 8, 2, 1, 0),
     (32, 4, 3, 2, 0),
 )
 
@@ -140,9 +132,15 @@ class Problem:
             return 1
         return min(range(1, most + 1), key=lambda s: -(-self.programs * s // places) / s * (1 + 0.03 * s))
 
+    @property
+    def place_columns(self) -> int:
+        """Columns of the pool rows of lists: whole tiles."""
+        return -(-self.longest // PLACES) * PLACES if self.listed else 0
+
     def scratch(self, splits: int) -> int:
-        """float32 numbers `read` needs beside its tensors: parts and their sums."""
-        return self.rows * self.heads * splits * (self.value_dim + 1) if splits > 1 else 0
+        """float32 numbers `read` needs beside its tensors: sums of the parts, parts, and pool rows of lists."""
+        sums = self.rows * self.heads * splits if splits > 1 else 0
+        return sums + -(-sums * self.value_dim * self.dtype.itemsize // 4) + self.rows * self.place_columns
 
 
 @cache
@@ -200,7 +198,7 @@ def read(
     rope_keys: Tensor | None = None,  # [pool rows, rope_dim], shared by all heads
     key_scales: Tensor | None = None,  # [pool rows, kv_heads, key_dim / 128] float32, for keys in float8 or int8
     value_scales: Tensor | None = None,  # [pool rows, kv_heads, value_dim / 128] float32
-    scratch: Tensor | None = None,  # [Problem.scratch(splits)] float32, needed for splits > 1; written
+    scratch: Tensor | None = None,  # [Problem.scratch(splits)] float32, where that is not 0; written
     splits: int | None = None,
     config: Config | None = None,
 ) -> None:
@@ -218,17 +216,26 @@ def read(
         return
     config = p.config() if config is None else config
     splits = p.splits(config) if splits is None else splits
-    parts = sums = None
-    if splits > 1:
-        size = p.rows * p.heads * splits
+    require(PAGE_TOKENS % config["BN"] == 0, KERNEL, f"tiles that divide a page of {PAGE_TOKENS}")
+    parts = sums = places = None
+    needed = p.scratch(splits)
+    if needed:
         if scratch is None:
             raise ContractError(
                 f"{KERNEL} needs scratch for {splits} splits", hint="give Problem.scratch(splits) numbers"
             )
         require_tensor(KERNEL, "scratch", scratch, (None,), (torch.float32,))
-        require(scratch.shape[0] >= p.scratch(splits), KERNEL, f"{p.scratch(splits)} numbers of scratch")
-        parts = scratch[: size * p.value_dim].view(p.rows, p.heads, splits, p.value_dim)
-        sums = scratch[size * p.value_dim : size * (p.value_dim + 1)].view(p.rows, p.heads, splits)
+        require(scratch.shape[0] >= needed, KERNEL, f"{needed} numbers of scratch")
+        if p.listed:
+            # First: a tile of them is read in pieces of 16 bytes.
+            size = p.rows * p.place_columns
+            places = scratch[:size].view(torch.int32).view(p.rows, p.place_columns)
+            scratch = scratch[size:]
+        if splits > 1:
+            size = p.rows * p.heads * splits
+            sums = scratch[needed - p.rows * p.place_columns - size :][:size].view(p.rows, p.heads, splits)
+            numbers = scratch.view(p.dtype)[: size * p.value_dim]
+            parts = numbers.view(p.rows, p.heads, splits, p.value_dim)
     tokens, heads = p.blocks
     to = out if parts is None else parts
     grid = p.programs * splits
@@ -242,6 +249,7 @@ def read(
         key_scales,
         value_scales,
         indices,
+        places,
         to,
         sums,
         batch.cu_seqlens,
@@ -260,6 +268,7 @@ def read(
         *_strides(key_scales, 2),
         *_strides(value_scales, 2),
         *_strides(indices, 1),
+        *_strides(places, 1),
         *_strides(to, 2),
         p.value_dim,
         *_strides(sums, 2),
