@@ -1,4 +1,4 @@
-"""Benches of the dense paged read in decode."""
+"""Benches of the dense paged read."""
 
 from functools import partial
 
@@ -23,4 +23,7 @@ BENCHES = (
     _bench("mla B32 S8192 H64", Shape(32, 8192, 64, 1, 512, 64, values=False)),
     _bench("gqa B32 S32768 H64/8 D128 float8", _gqa(32, 32768, torch.float8_e4m3fn), "1.5 of bf16"),
     _bench("gqa B32 S32768 H64/8 D128 int8", _gqa(32, 32768, torch.int8), "1.5 of bf16"),
+    _bench("gqa prefill B1 T4096 H64/8 D128", Shape(1, 4096, 64, 8, 128, tokens=4096), "as SDPA"),
+    _bench("gqa verify B32 T4 S32768 H64/8 D128", Shape(32, 32768, 64, 8, 128, tokens=4)),
+    _bench("mla verify B32 T4 S8192 H64", Shape(32, 8192, 64, 1, 512, 64, values=False, tokens=4)),
 )

@@ -154,11 +154,11 @@ def attend(
 ):
     """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
 
-    LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits for
-    one look-up only; else they are all up to the query's own. SHARED: values are
-    the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0: keys and values
-    are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` has an axis of splits, and
-    `sums` takes each part's log2 of the sum of exponentials; else `out` is the result.
+    LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits
+    for one look-up only; else they are all up to the query's own. SHARED: values are the keys (latents). DR > 0: keys
+    go on with the row's rope key, which all heads share. TILES > 0: keys and values are quantised, with a scale for
+    each of TILES tiles of a row. SPLIT: `out` has an axis of splits, and `sums` takes each part's log2 of the sum of
+    exponentials; else `out` is the result.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BH - 1) // BH
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS

@@ -1,4 +1,4 @@
-"""Inputs, peers and floors of the attention benches: decode reads of a paged cache, dense or of listed positions."""
+"""Inputs, peers and floors of the attention benches: reads of a paged cache, dense or of listed positions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Shape:
-    """`sequences` queries of one token each, at the end of `context` positions; `width` listed ones (None: all).
+    """`sequences` of `context` positions, of which the last `tokens` ask for `width` listed ones (None: all) each.
 
     `values` False: the keys are the values too (latents). `quantised`: dtype of the kept keys and values.
     """
@@ -32,22 +32,30 @@ class Shape:
     values: bool = True
     width: int | None = None
     quantised: torch.dtype | None = None
+    tokens: int = 1
 
     @property
-    def attended(self) -> int:
-        return self.context if self.width is None else self.width
+    def rows(self) -> int:
+        return self.sequences * self.tokens
+
+    @property
+    def pairs(self) -> int:
+        """Queries times positions that each attends to."""
+        visible = range(self.context - self.tokens + 1, self.context + 1)
+        return self.sequences * sum(v if self.width is None else min(v, self.width) for v in visible)
 
     def entry_bytes(self, quantised: bool) -> float:
         numbers = self.kv_heads * self.dim * (2 if self.values else 1)
         return (numbers * (1 + 4 / TILE) if quantised else numbers * 2) + 2 * self.rope_dim
 
     def floor(self) -> Floor:
-        """Each attended entry, each list, query and result once; both products."""
-        ports = self.sequences * self.heads * (2 * self.dim + self.rope_dim) * 2
-        lists = 0 if self.width is None else self.sequences * self.width * 8
-        pairs = self.sequences * self.attended
-        flops = 2.0 * pairs * self.heads * (2 * self.dim + self.rope_dim)
-        return Floor(pairs * self.entry_bytes(self.quantised is not None) + ports + lists, flops)
+        """Each attended entry once for a sequence, each list, query and result once; both products."""
+        results = self.rows * self.heads * self.dim * 2
+        queries = self.rows * self.heads * (self.dim + self.rope_dim) * 2
+        lists = 0 if self.width is None else self.rows * self.width * 8
+        entries = min(self.pairs, self.sequences * self.context) * self.entry_bytes(self.quantised is not None)
+        flops = 2.0 * self.pairs * self.heads * (2 * self.dim + self.rope_dim)
+        return Floor(entries + queries + results + lists, flops, written=results)
 
 
 class Inputs:
@@ -62,29 +70,43 @@ class Inputs:
         self.keys = _random(rows, shape.kv_heads, shape.dim)
         self.values = _random(rows, shape.kv_heads, shape.dim) if shape.values else None
         self.rope_keys = _random(rows, shape.rope_dim) if shape.rope_dim else None
-        self.q = [_random(n, shape.heads, shape.dim) for _ in range(self.sets)]
-        self.q_rope = [_random(n, shape.heads, shape.rope_dim) if shape.rope_dim else None for _ in range(self.sets)]
-        self.out = torch.full((self.sets, n, shape.heads, shape.dim), float("nan"), dtype=DTYPE, device="cuda")
+        q = shape.rows
+        self.q = [_random(q, shape.heads, shape.dim) for _ in range(self.sets)]
+        self.q_rope = [_random(q, shape.heads, shape.rope_dim) if shape.rope_dim else None for _ in range(self.sets)]
+        self.out = torch.full((self.sets, q, shape.heads, shape.dim), float("nan"), dtype=DTYPE, device="cuda")
         table = torch.randperm(self.sets * n * pages, device="cuda").reshape(self.sets, n, pages)
-        ones = torch.arange(n + 1, device="cuda")
-        context = torch.full((n,), shape.context - 1, device="cuda")
-        self.batches = [Batch(ones[:n], context, ones, context, ones[:n], table[i], "decode") for i in range(self.sets)]
+        own = torch.arange(shape.context - shape.tokens, shape.context, device="cuda").repeat(n)
+        starts = torch.arange(n + 1, device="cuda") * shape.tokens
+        context = torch.full((n,), shape.context - shape.tokens, device="cuda")
+        slots = torch.arange(n, device="cuda")
+        self.own = own
+        self.batches = [
+            Batch(own, own, starts, context, slots, table[i], "decode" if shape.tokens == 1 else "prefill")
+            for i in range(self.sets)
+        ]
         self.indices: list[Tensor | None] = [self._lists() for _ in range(self.sets)]
 
     def _lists(self) -> Tensor | None:
-        shape = self.shape
-        if shape.width is None:
+        """[rows, width] positions up to each query's own in random order, -1 where there are fewer."""
+        if self.shape.width is None:
             return None
-        order = torch.rand(shape.sequences, shape.context, device="cuda")
-        return order.topk(shape.width, dim=1).indices
+        lists = []
+        for own in self.own.split(512):
+            order = torch.rand(len(own), self.shape.context, device="cuda")
+            order.masked_fill_(torch.arange(self.shape.context, device="cuda") > own[:, None], -1.0)
+            highest, indices = order.topk(min(self.shape.width, self.shape.context), dim=1)
+            lists.append(indices.masked_fill(highest < 0, -1))
+        return torch.cat(lists)
 
     def rows(self, i: int) -> Tensor:
-        """[sequences, attended] pool rows of a set."""
-        positions = self.indices[i]
+        """[sequences, context] pool rows of a set, or [rows, width] of its lists; for holes some row."""
+        table, positions = self.batches[i].page_table, self.indices[i]
         if positions is None:
             positions = torch.arange(self.shape.context, device="cuda").expand(self.shape.sequences, -1)
-        page = self.batches[i].page_table.gather(1, positions // PAGE_TOKENS)
-        return page * PAGE_TOKENS + positions % PAGE_TOKENS
+        else:
+            table = table.repeat_interleave(self.shape.tokens, dim=0)
+        page = table.gather(1, positions.clamp(min=0) // PAGE_TOKENS)
+        return page * PAGE_TOKENS + positions.clamp(min=0) % PAGE_TOKENS
 
 
 def _random(*shape: int) -> Tensor:
@@ -120,8 +142,9 @@ def prepare(shape: Shape) -> Prepared:
 
     def error() -> float:
         ours(0)
-        n = min(shape.sequences, 4)
-        return relative_l2(x.out[0, :n], torch.stack([_exact(x, s) for s in range(n)]))
+        # The first rows, and the last, which see most.
+        rows = sorted({*range(min(shape.rows, 4)), shape.rows - 1})
+        return relative_l2(x.out[0, rows], torch.stack([_exact(x, row) for row in rows]))
 
     return Prepared(x.sets, ours, shape.floor(), peers, error)
 
@@ -167,6 +190,8 @@ def _reader(
 
 def _peers(x: Inputs) -> dict[str, Callable[[int], object]]:
     """PyTorch on the same cache, given the pool rows of each position; and SDPA on keys and values laid out for it."""
+    if x.shape.tokens > 1:
+        return _prefill_peers(x)
     rows = [x.rows(i) for i in range(x.sets)]
     read_rows = _latent_rows if x.values is None else _kv_rows
     compiled = torch.compile(read_rows, dynamic=False)
@@ -182,6 +207,24 @@ def _peers(x: Inputs) -> dict[str, Callable[[int], object]]:
         laid_out = [(k.contiguous(), v.contiguous()) for k, v in zip(keys, values, strict=True)]
         peers["sdpa, contiguous heads"] = lambda i: _sdpa(x.q[i], *laid_out[i], x.scale)
     return peers
+
+
+def _prefill_peers(x: Inputs) -> dict[str, Callable[[int], object]]:
+    """Causal SDPA of whole sequences from their pages, gathered in the run; PyTorch has no other that reads lists."""
+    shape = x.shape
+    if x.values is None or shape.width is not None or shape.tokens != shape.context:
+        return {}
+    rows = [x.rows(i) for i in range(x.sets)]
+    values = x.values
+
+    def gathered(i: int) -> Tensor:
+        q = x.q[i].unflatten(0, (shape.sequences, shape.tokens)).transpose(1, 2)
+        keys, kept = x.keys[rows[i]].transpose(1, 2), values[rows[i]].transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, keys, kept, is_causal=True, scale=x.scale, enable_gqa=True
+        )
+
+    return {"gather + sdpa": gathered}
 
 
 def _latent_rows(
@@ -204,15 +247,19 @@ def _sdpa(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, scale=scale).flatten(1, 2)
 
 
-def _exact(x: Inputs, sequence: int) -> Tensor:
-    """The first set's result of a sequence in float64, from the keys and values before any quantisation."""
-    rows = x.rows(0)[sequence]
+def _exact(x: Inputs, query: int) -> Tensor:
+    """The first set's result of a row in float64, from the keys and values before any quantisation."""
+    listed = x.indices[0]
+    if listed is None:
+        rows = x.rows(0)[query // x.shape.tokens, : int(x.own[query]) + 1]
+    else:
+        rows = x.rows(0)[query][listed[query] >= 0]
     keys = x.keys[rows].double()
     values = keys if x.values is None else x.values[rows].double()
-    q = x.q[0][sequence].double().unflatten(0, (keys.shape[1], -1))
+    q = x.q[0][query].double().unflatten(0, (keys.shape[1], -1))
     scores = torch.einsum("ghd,tgd->ght", q, keys)
     q_rope = x.q_rope[0]
     if q_rope is not None and x.rope_keys is not None:
-        rotary = q_rope[sequence].double().unflatten(0, (keys.shape[1], -1))
+        rotary = q_rope[query].double().unflatten(0, (keys.shape[1], -1))
         scores = scores + torch.einsum("ghd,td->ght", rotary, x.rope_keys[rows].double())
     return torch.einsum("ght,tgd->ghd", (scores * x.scale).softmax(-1), values).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Benches of the sparse read: 2048 listed positions of a context of 32768, lists and queries given."""
+"""Benches of the sparse read of 2048 listed positions, lists and queries given."""
 
 from functools import partial
 
@@ -8,8 +8,18 @@ from day0.kernels.common.triton_attention_bench import Shape, prepare
 from day0.kernels.common.triton_bench import Bench
 
 
-def _latent(sequences: int, quantised: torch.dtype | None = None, heads: int = 64, rope_dim: int = 64) -> Shape:
-    return Shape(sequences, 32768, heads, 1, 512, rope_dim, values=False, width=2048, quantised=quantised)
+def _latent(
+    sequences: int,
+    quantised: torch.dtype | None = None,
+    *,
+    context: int = 32768,
+    heads: int = 64,
+    rope_dim: int = 64,
+    tokens: int = 1,
+) -> Shape:
+    return Shape(
+        sequences, context, heads, 1, 512, rope_dim, values=False, width=2048, quantised=quantised, tokens=tokens
+    )
 
 
 def _bench(name: str, shape: Shape, goal: str = "") -> Bench:
@@ -25,4 +35,6 @@ BENCHES = (
     _bench("latent B32 K2048 H64 without rope", _latent(32, rope_dim=0)),
     _bench("gqa B32 K2048 H64/8 D128", Shape(32, 32768, 64, 8, 128, width=2048)),
     _bench("latent B32 K2048 H64 float8", _latent(32, torch.float8_e4m3fn), "1.5 of bf16 where bytes dominate"),
+    _bench("latent prefill B1 T4096 K2048 H64", _latent(1, tokens=4096, context=4096)),
+    _bench("latent verify B8 T4 K2048 H64", _latent(8, tokens=4)),
 )
