@@ -34,32 +34,30 @@ from day0.kernels.recurrence.triton_pieces import (
     KERNEL,
     OutputNorm,
     ShortConv,
+    activate,
     conv_arguments,
-    finish,
-    load_log_decay,
-    load_port,
-    next_window,
+    convolve,
+    load_decay,
+    load_inputs,
+    load_taps,
+    log_decay,
     norm_arguments,
-    pinned,
-    store_window,
+    push_all,
 )
 
-# `tile`: elements of the state in one program's registers. `maxnreg`: registers of a thread at most (0: as many as the
-# compiler likes); 128 at 8 warps let two programs share a multiprocessor, one loading while the other computes.
+# `tile`: elements of the state in one program's registers, where no norm needs the whole head; `part`: columns that
+# neighbouring threads hold; `maxnreg`: registers of a thread at most (0: as many as the compiler likes): 128 at 8 warps
+# let two programs share a multiprocessor, one loading while the other computes.
 SPACE = Space(
     KERNEL,
     __file__,
     (
-        {"tile": 16384, "num_warps": 8, "maxnreg": 128},
-        {"tile": 16384, "num_warps": 8, "maxnreg": 0},
-        {"tile": 16384, "num_warps": 8, "maxnreg": 104},
-        {"tile": 16384, "num_warps": 16, "maxnreg": 64},
-        {"tile": 16384, "num_warps": 16, "maxnreg": 0},
-        {"tile": 16384, "num_warps": 4, "maxnreg": 0},
-        {"tile": 8192, "num_warps": 8, "maxnreg": 0},
-        {"tile": 8192, "num_warps": 4, "maxnreg": 128},
-        {"tile": 4096, "num_warps": 4, "maxnreg": 0},
-        {"tile": 2048, "num_warps": 4, "maxnreg": 0},
+        {"tile": 16384, "part": 32, "num_warps": 8, "maxnreg": 128},
+        {"tile": 16384, "part": 64, "num_warps": 8, "maxnreg": 128},
+        {"tile": 16384, "part": 128, "num_warps": 8, "maxnreg": 128},
+        {"tile": 16384, "part": 64, "num_warps": 16, "maxnreg": 64},
+        {"tile": 8192, "part": 64, "num_warps": 4, "maxnreg": 0},
+        {"tile": 4096, "part": 32, "num_warps": 4, "maxnreg": 0},
     ),
 )
 STATES = (torch.float32, torch.bfloat16)
@@ -75,9 +73,10 @@ def workspace(a: RecurrenceAttributes, sequences: int, device: torch.device | st
 
 @triton.jit
 def state_offsets(slot, slot_stride, head, rows, columns, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
-    """Offsets [rows, columns] into the pool, 64 bits: slots * Hv * Dk * Dv soon exceeds 2^31."""
+    """Where a head's tile is in the pool, in 64 bits, since slots * Hv * Dk * Dv soon exceeds 2^31; and the offsets
+    [rows, parts, part of the columns] in it, in 32 bits, of which the compiler makes immediates."""
     base = slot.to(tl.int64) * slot_stride + head * (KEY_DIM * VALUE_DIM)
-    return base + rows[:, None] * VALUE_DIM + columns[None, :]
+    return base, rows[:, None, None] * VALUE_DIM + columns[None, :, :]
 
 
 @triton.jit
@@ -87,14 +86,13 @@ def decode_kernel(
     q_row, k_row, v_row, decay_row, beta_row, gate_row, out_row, state_slot, window_slot,
     scale, qk_norm_eps, lower_bound, slope_scale, step_min, step_max, beta_scale, norm_eps,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PART: tl.constexpr,
     DELTA_RULE: tl.constexpr, DECAY: tl.constexpr, DECAY_FORM: tl.constexpr, BETA: tl.constexpr, QK_NORM: tl.constexpr,
     SKIP: tl.constexpr,
     TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr, CONV_BIAS: tl.constexpr, CONV_ACTIVATION: tl.constexpr,
     Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr,
     NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
     SINGLE: tl.constexpr, LIMITED: tl.constexpr, OUTPUT: tl.constexpr, COMMIT: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """SINGLE: at most one token a sequence; LIMITED: its first `accepted` tokens only; COMMIT: write state, window."""
     TILES: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
@@ -103,24 +101,28 @@ def decode_kernel(
     program = tl.program_id(0)
     head = program // TILES % VALUE_HEADS
     sequence = program // (TILES * VALUE_HEADS)
+    # All that the state's address takes is asked for at once: each answer takes as long as a tenth of the whole.
     start = tl.load(cu_seqlens + sequence)
     tokens = tl.load(cu_seqlens + sequence + 1) - start
+    context = tl.load(context_lens + sequence)
+    slot = tl.load(slots + sequence).to(tl.int64)
     if LIMITED:
         tokens = tl.minimum(tokens, tl.load(accepted + sequence))
     if tokens <= 0:
         return
-    context = tl.load(context_lens + sequence)
-    slot = tl.load(slots + sequence).to(tl.int64)
     key_head = head // GROUP
     rows = tl.arange(0, BLOCK_K)
-    columns = program % TILES * BLOCK_V + tl.arange(0, BLOCK_V)
+    # [parts, PART]: a warp then holds several rows of few columns: fewer registers for q, k and g.
+    first = program % TILES * BLOCK_V
+    columns = first + tl.arange(0, BLOCK_V // PART)[:, None] * PART + tl.arange(0, PART)[None, :]
     is_row = rows < KEY_DIM
     is_column = columns < VALUE_DIM
-    is_state = is_row[:, None] & is_column[None, :]
+    is_state = is_row[:, None, None] & is_column[None, :, :]
     # The state first: nothing else takes as long to arrive.
-    state_at = state + state_offsets(slot, state_slot, head, rows, columns, KEY_DIM, VALUE_DIM)
-    known = (rows < tl.where(context > 0, KEY_DIM, 0))[:, None] & is_column[None, :]
-    s = tl.load(state_at, mask=known, other=0.0).to(tl.float32)
+    base, offsets = state_offsets(slot, state_slot, head, rows, columns, KEY_DIM, VALUE_DIM)
+    own_state = state + base
+    known = (rows < tl.where(context > 0, KEY_DIM, 0))[:, None, None] & is_column[None, :, :]
+    s = tl.load(own_state + offsets, mask=known, other=0.0, eviction_policy="evict_first").to(tl.float32)
 
     q_at = key_head * KEY_DIM
     v_at = head * VALUE_DIM
@@ -129,79 +131,86 @@ def decode_kernel(
     q_window = own_window + (Q_AT + q_at) * WINDOW
     k_window = own_window + (K_AT + q_at) * WINDOW
     v_window = own_window + (V_AT + v_at) * WINDOW
+    flat = first + tl.arange(0, BLOCK_V)
+    is_flat = flat < VALUE_DIM
+    if TAPS > 0:
+        k_weight = load_taps(conv_weight + (K_AT + q_at) * TAPS, rows, is_row, TAPS, TAPS_BLOCK)
+        q_weight = load_taps(conv_weight + (Q_AT + q_at) * TAPS, rows, is_row, TAPS, TAPS_BLOCK)
+        v_weight = load_taps(conv_weight + (V_AT + v_at) * TAPS, flat, is_flat, TAPS, TAPS_BLOCK)
+        last = start if SINGLE else start + tokens - 1
+        k_last = load_inputs(k + q_at, k_row, start, last, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
+        q_last = load_inputs(q + q_at, q_row, start, last, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
+        v_last = load_inputs(v + v_at, v_row, start, last, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
+    if NORM_WEIGHT != "none":
+        w = tl.load(norm_weight + columns, mask=is_column, other=0.0).to(tl.float32)
     # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
     for i in range(0, 1 if SINGLE else tokens):
         row = start + i
-        keys = load_port(
-            k + q_at, k_row, start, row, context, k_window, conv_weight + (K_AT + q_at) * TAPS, conv_bias + K_AT + q_at,
-            rows, is_row, KEY_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        queries = load_port(
-            q + q_at, q_row, start, row, context, q_window, conv_weight + (Q_AT + q_at) * TAPS, conv_bias + Q_AT + q_at,
-            rows, is_row, KEY_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        values = load_port(
-            v + v_at, v_row, start, row, context, v_window, conv_weight + (V_AT + v_at) * TAPS, conv_bias + V_AT + v_at,
-            columns, is_column, VALUE_DIM, TAPS, SINGLE, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        g, steps = load_log_decay(
-            decay, decay_row, row, A_log, dt_bias, head, rows, is_row, lower_bound, slope_scale, step_min, step_max,
-            DECAY, DECAY_FORM, VALUE_HEADS, KEY_DIM,
-        )  # fmt: skip
-        keys = pinned(keys, INTERPRETED)
-        queries = pinned(queries, INTERPRETED)
-        values = pinned(values, INTERPRETED)
-        g = pinned(g, INTERPRETED)
+        # All of a token's loads before the first barrier, which the compiler moves none across.
+        if BETA != "none":
+            strength = tl.load(beta + row * beta_row + head).to(tl.float32)
+        if GATE != "none":
+            z = tl.load(gate + row * gate_row + v_at + columns, mask=is_column, other=0.0).to(tl.float32)
+        f, log_rate = load_decay(decay, decay_row, row, A_log, dt_bias, head, rows, is_row, DECAY, DECAY_FORM, KEY_DIM)
+        if TAPS > 0:
+            if SINGLE:
+                k_seen, q_seen, v_seen = k_last, q_last, v_last
+            else:
+                k_seen = load_inputs(k + q_at, k_row, start, row, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
+                q_seen = load_inputs(q + q_at, q_row, start, row, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
+                v_seen = load_inputs(v + v_at, v_row, start, row, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
+            if SINGLE and COMMIT:
+                # While the state is on its way.
+                push_all(
+                    q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, flat, is_flat,
+                    tickets + sequence * KEY_HEADS + key_head, GROUP * TILES, TAPS, TAPS_BLOCK,
+                )  # fmt: skip
+            keys = convolve(k_seen, k_weight, conv_bias + K_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
+            queries = convolve(q_seen, q_weight, conv_bias + Q_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
+            values = convolve(v_seen, v_weight, conv_bias + V_AT + v_at, flat, is_flat, CONV_BIAS, CONV_ACTIVATION)
+            values = tl.reshape(values, [BLOCK_V // PART, PART])
+        else:
+            keys = tl.load(k + row * k_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
+            queries = tl.load(q + row * q_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
+            values = tl.load(v + row * v_row + v_at + columns, mask=is_column, other=0.0).to(tl.float32)
+        g, steps = log_decay(
+            f, log_rate, head, lower_bound, slope_scale, step_min, step_max, DECAY, DECAY_FORM, VALUE_HEADS
+        )
         if QK_NORM:
             keys *= tl.rsqrt(tl.sum(keys * keys, 0) + qk_norm_eps)
             queries *= tl.rsqrt(tl.sum(queries * queries, 0) + qk_norm_eps)
         queries *= scale
-        s *= tl.exp(g)[:, None]
+        s *= tl.exp(g)[:, None, None]
         u = values
         if DECAY_FORM == "time_step":
             # Every channel holds the head's one time step.
             u *= tl.max(tl.where(is_row, steps, 0.0), 0)
         if DELTA_RULE:
-            u -= tl.sum(s * keys[:, None], 0)
+            u -= tl.sum(s * keys[:, None, None], 0)
         if BETA != "none":
-            strength = tl.load(beta + row * beta_row + head).to(tl.float32)
             u *= beta_scale * tl.sigmoid(strength) if BETA == "sigmoid" else strength
         if OUTPUT:
-            o = tl.sum(s * queries[:, None], 0) + tl.sum(queries * keys, 0) * u
+            o = tl.sum(s * queries[:, None, None], 0) + tl.sum(queries * keys, 0) * u
             if SKIP:
                 o += tl.load(D + head).to(tl.float32) * values
-            o = finish(
-                o, gate + row * gate_row + v_at, norm_weight, columns, is_column, norm_eps, VALUE_DIM,
-                NORM, NORM_WEIGHT, GATE, GATE_FIRST,
-            )  # fmt: skip
+            if NORM:
+                if GATE != "none" and GATE_FIRST:
+                    o *= activate(z, GATE)
+                o *= tl.rsqrt(tl.sum(o * o) / VALUE_DIM + norm_eps)
+                if NORM_WEIGHT != "none":
+                    o *= 1.0 + w if NORM_WEIGHT == "one_plus" else w
+                if GATE != "none" and not GATE_FIRST:
+                    o *= activate(z, GATE)
             tl.store(out + row * out_row + v_at + columns, o.to(out.dtype.element_ty), mask=is_column)
-        s += keys[:, None] * u[None, :]
+        s += keys[:, None, None] * u[None, :, :]
 
     if COMMIT:
-        if TAPS > 0:
-            q_next = next_window(
-                q + q_at, q_row, start, tokens, context, q_window, rows, is_row, TAPS, TAPS_BLOCK
+        tl.store(own_state + offsets, s.to(state.dtype.element_ty), mask=is_state, eviction_policy="evict_first")
+        if TAPS > 0 and not SINGLE:
+            push_all(
+                q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, flat, is_flat,
+                tickets + sequence * KEY_HEADS + key_head, GROUP * TILES, TAPS, TAPS_BLOCK,
             )  # fmt: skip
-            k_next = next_window(
-                k + q_at, k_row, start, tokens, context, k_window, rows, is_row, TAPS, TAPS_BLOCK
-            )  # fmt: skip
-            v_next = next_window(
-                v + v_at, v_row, start, tokens, context, v_window, columns, is_column, TAPS, TAPS_BLOCK
-            )  # fmt: skip
-        tl.store(state_at, s.to(state.dtype.element_ty), mask=is_state)
-        if TAPS > 0:
-            # Threads of this program hold copies of the window's channels: all have to have read before one writes.
-            tl.debug_barrier()
-            store_window(v_window, v_next, columns, is_column, TAPS, TAPS_BLOCK)
-            if GROUP * TILES == 1:
-                store_window(q_window, q_next, rows, is_row, TAPS, TAPS_BLOCK)
-                store_window(k_window, k_next, rows, is_row, TAPS, TAPS_BLOCK)
-            else:
-                ticket = tickets + sequence * KEY_HEADS + key_head
-                if tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP * TILES - 1:
-                    store_window(q_window, q_next, rows, is_row, TAPS, TAPS_BLOCK)
-                    store_window(k_window, k_next, rows, is_row, TAPS, TAPS_BLOCK)
-                    tl.store(ticket, 0)
 
 
 def bucket(a: RecurrenceAttributes, sequences: int, *, norm: bool) -> tuple[int | str, ...]:
@@ -289,6 +298,7 @@ def launch(
         VALUE_DIM=a.value_dim,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
+        PART=min(block_v, chosen["part"]),
         DELTA_RULE=a.delta_rule,
         DECAY=a.decay,
         DECAY_FORM=a.decay_form,
@@ -299,7 +309,6 @@ def launch(
         LIMITED=accepted is not None,
         OUTPUT=out is not None,
         COMMIT=commit,
-        INTERPRETED=INTERPRETED,
         num_warps=chosen["num_warps"],
         maxnreg=chosen["maxnreg"] or None,
         **pieces,

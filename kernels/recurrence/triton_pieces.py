@@ -68,95 +68,101 @@ def activate(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def pinned(x, INTERPRETED: tl.constexpr):
-    """x itself, computed once in the layout it was loaded in.
-
-    Without it Triton loads a vector again in the layout of the state's rows, each thread 16 values that it shares with
-    its whole warp, for every load that the vector depends on.
-    """
-    if not INTERPRETED:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
-    return x
-
-
-@triton.jit
-def load_port(
-    x, row_stride, start, row, context, window, weight, bias, channels, known,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SINGLE: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
-):  # fmt: skip
-    """One token's channels of a port, convolved where there are taps, float32 [channels].
-
-    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot. Channels
-    go tap by tap: a [channels, taps] block would hand its own layout on to the state.
-    """
-    if TAPS == 0:
-        values = tl.load(x + row * row_stride + channels, mask=known, other=0.0).to(tl.float32)
-    else:
-        values = tl.zeros([channels.shape[0]], tl.float32)
-        if BIAS:
-            values += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
-        # A new sequence sees zeros in its window.
-        remembered = tl.where(context > 0, CHANNELS, 0)
-        for tap in tl.static_range(TAPS):
-            w = tl.load(weight + channels * TAPS + tap, mask=known, other=0.0).to(tl.float32)
-            at = row - start - (TAPS - 1) + tap  # among the step's tokens; before them: in the window
-            if tap == TAPS - 1:
-                values += w * tl.load(x + row * row_stride + channels, mask=known, other=0.0).to(tl.float32)
-            elif SINGLE:
-                old = tl.load(window + channels * (TAPS - 1) + tap, mask=channels < remembered, other=0.0)
-                values += w * old.to(tl.float32)
-            else:
-                is_new = channels < tl.where(at >= 0, CHANNELS, 0)
-                is_old = channels < tl.where(at >= 0, 0, remembered)
-                new = tl.load(x + (start + at) * row_stride + channels, mask=is_new, other=0.0).to(tl.float32)
-                old = tl.load(window + channels * (TAPS - 1) + (TAPS - 1 + at), mask=is_old, other=0.0).to(tl.float32)
-                values += w * tl.where(is_new, new, old)
-        values = activate(values, ACTIVATION)
-    return values
-
-
-@triton.jit
-def next_window(
-    x, row_stride, start, tokens, context, window, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr
+def load_inputs(
+    x, row_stride, start, row, context, window, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr
 ):
-    """The last TAPS - 1 inputs of a sequence after the step's tokens, oldest first, [channels, TAPS_BLOCK]."""
-    columns = tl.arange(0, TAPS_BLOCK)
-    at = tokens - (TAPS - 1) + columns
-    kept = known[:, None] & (columns < TAPS - 1)[None, :]
-    new = tl.load(x + (start + at)[None, :] * row_stride + channels[:, None], mask=kept & (at >= 0)[None, :], other=0.0)
-    is_old = at < tl.where(context > 0, 0, -TAPS)
-    old = tl.load(
-        window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)[None, :], mask=kept & is_old[None, :], other=0.0
-    )
-    return tl.where((at >= 0)[None, :], new, old.to(new.dtype))
+    """What the taps of the convolution see at one token, oldest first, [channels, TAPS_BLOCK].
+
+    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot. One block
+    for all taps: Triton loads a vector shorter than the program has threads anew in every layout that it is used in,
+    each thread the many channels that its whole warp shares.
+    """
+    tap = tl.arange(0, TAPS_BLOCK)[None, :]
+    at = row - start - (TAPS - 1) + tap  # among the step's tokens; before them: in the window
+    new = x + (start + at) * row_stride + channels[:, None]
+    old = window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)
+    # A new sequence sees zeros in its window.
+    seen = (tap < TAPS) & (at >= tl.where(context > 0, 1 - TAPS, 0))
+    return tl.load(tl.where(at >= 0, new, old), mask=known[:, None] & seen, other=0.0)
 
 
 @triton.jit
-def store_window(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
-    columns = tl.arange(0, TAPS_BLOCK)
-    kept = known[:, None] & (columns < TAPS - 1)[None, :]
-    tl.store(window + channels[:, None] * (TAPS - 1) + columns[None, :], inputs, mask=kept)
+def load_taps(weight, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
+    """The convolution's weights [channels, TAPS_BLOCK], zeros behind the taps."""
+    tap = tl.arange(0, TAPS_BLOCK)[None, :]
+    return tl.load(weight + channels[:, None] * TAPS + tap, mask=known[:, None] & (tap < TAPS), other=0.0)
 
 
 @triton.jit
-def load_log_decay(
-    decay, row_stride, row, A_log, dt_bias, head, channels, known, lower_bound, slope_scale, step_min, step_max,
-    DECAY: tl.constexpr, FORM: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+def convolve(inputs, weight, bias, channels, known, BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The convolution of `load_inputs` by `load_taps`, float32 [channels]."""
+    values = tl.sum(weight.to(tl.float32) * inputs.to(tl.float32), 1)
+    if BIAS:
+        values += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
+    return activate(values, ACTIVATION)
+
+
+@triton.jit
+def push(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
+    """Makes all but the oldest of `load_inputs` at a sequence's last token its window."""
+    tap = tl.arange(0, TAPS_BLOCK)[None, :]
+    kept = known[:, None] & (tap > 0) & (tap < TAPS)
+    tl.store(window + channels[:, None] * (TAPS - 1) + (tap - 1), inputs, mask=kept)
+
+
+@triton.jit
+def push_all(
+    q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, columns, is_column, ticket,
+    READERS: tl.constexpr, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Moves the windows past the step: v's is this program's own, the last of READERS programs moves q's and k's."""
+    # Threads of this program hold copies of the window's channels: all have to have read before one writes.
+    tl.debug_barrier()
+    push(v_window, v_last, columns, is_column, TAPS, TAPS_BLOCK)
+    last = True
+    if READERS > 1:
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == READERS - 1
+    if last:
+        push(q_window, q_last, rows, is_row, TAPS, TAPS_BLOCK)
+        push(k_window, k_last, rows, is_row, TAPS, TAPS_BLOCK)
+        if READERS > 1:
+            tl.store(ticket, 0)
+
+
+@triton.jit
+def load_decay(
+    decay, row_stride, row, A_log, dt_bias, head, channels, known,
+    DECAY: tl.constexpr, FORM: tl.constexpr, KEY_DIM: tl.constexpr,
+):  # fmt: skip
+    """What one token's decay of a head is made of: its projection and the bias, float32 [channels], and log A, a
+    number; zeros where there is none. Loaded once, as by `load_inputs`: in one column of a block."""
+    f = tl.zeros([channels.shape[0]], tl.float32)
+    log_rate = 0.0
+    if DECAY == "per_channel" or DECAY == "per_head":
+        column = tl.arange(0, 4)[None, :]
+        at = (head * KEY_DIM + channels if DECAY == "per_channel" else head + channels * 0)[:, None] + column * 0
+        loaded = known[:, None] & (column == 0)
+        block = tl.load(decay + row * row_stride + at, mask=loaded, other=0.0).to(tl.float32)
+        if FORM != "given":
+            block += tl.load(dt_bias + at, mask=loaded, other=0.0).to(tl.float32)
+            log_rate = tl.load(A_log + head).to(tl.float32)
+        f = tl.sum(block, 1)
+    return f, log_rate
+
+
+@triton.jit
+def log_decay(
+    f, log_rate, head, lower_bound, slope_scale, step_min, step_max,
+    DECAY: tl.constexpr, FORM: tl.constexpr, VALUE_HEADS: tl.constexpr,
 ):  # fmt: skip
     """One token's log decay of a head, and the time step that multiplies its value, both float32 [channels]."""
-    steps = tl.full([channels.shape[0]], 1.0, tl.float32)
-    g = tl.zeros([channels.shape[0]], tl.float32)
+    steps = tl.full(f.shape, 1.0, tl.float32)
+    g = f
     if DECAY == "constant":
         g -= slope_scale * tl.exp2(-8.0 * (head + 1).to(tl.float32) / VALUE_HEADS)
-    elif DECAY != "none":
-        at = head * KEY_DIM + channels if DECAY == "per_channel" else head + channels * 0
-        f = tl.load(decay + row * row_stride + at, mask=known, other=0.0).to(tl.float32)
-        if FORM != "given":
-            f += tl.load(dt_bias + at, mask=known, other=0.0).to(tl.float32)
-            rate = tl.exp(tl.load(A_log + head).to(tl.float32))
-        if FORM == "given":
-            g = f
-        elif FORM == "bounded_sigmoid":
+    elif DECAY != "none" and FORM != "given":
+        rate = tl.exp(log_rate)
+        if FORM == "bounded_sigmoid":
             g = lower_bound * tl.sigmoid(rate * f)
         elif FORM == "softplus":
             g = -rate * softplus(f)
@@ -164,26 +170,6 @@ def load_log_decay(
             steps = tl.minimum(tl.maximum(softplus(f), step_min), step_max)
             g = -rate * steps
     return g, steps
-
-
-@triton.jit
-def finish(
-    o, gate, norm_weight, columns, known, norm_eps, VALUE_DIM: tl.constexpr,
-    NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
-):  # fmt: skip
-    """The gated RMS norm of one head's output [columns]; `gate` points to the head's row."""
-    if NORM:
-        if GATE != "none":
-            z = activate(tl.load(gate + columns, mask=known, other=0.0).to(tl.float32), GATE)
-        if GATE != "none" and GATE_FIRST:
-            o *= z
-        o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + norm_eps)
-        if NORM_WEIGHT != "none":
-            w = tl.load(norm_weight + columns, mask=known, other=0.0).to(tl.float32)
-            o *= 1.0 + w if NORM_WEIGHT == "one_plus" else w
-        if GATE != "none" and not GATE_FIRST:
-            o *= z
-    return o
 
 
 def conv_arguments(

@@ -199,7 +199,12 @@ def test_heads_cut_into_tiles_share_their_window(dtype):
     outs = [p.output(dtype)["out"] for _ in range(2)]
     batch = p.batch(phase="decode", device=DEVICE)
     launch(**whole, out=outs[0], batch=batch, tickets=ticket)
-    launch(**cut | {"config": {"tile": 64, "num_warps": 4, "maxnreg": 0}}, out=outs[1], batch=batch, tickets=ticket)
+    launch(
+        **cut | {"config": {"tile": 64, "part": 2, "num_warps": 4, "maxnreg": 0}},
+        out=outs[1],
+        batch=batch,
+        tickets=ticket,
+    )
     assert not ticket.any()
     assert torch.equal(whole["conv"].window[p.slots], cut["conv"].window[p.slots])
     # Columns are independent of each other; a GPU sums rows in another order when a tile has another shape.
@@ -292,9 +297,9 @@ def test_a_poisoned_sequence_harms_no_other(poison):
 
 @triton.jit
 def offsets_kernel(slots, out, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    at = state_offsets(tl.load(slots), stride, 1, rows, columns, ROWS, COLUMNS)
-    tl.store(out + rows[:, None] * COLUMNS + columns[None, :], at)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)[None, :]
+    base, offsets = state_offsets(tl.load(slots), stride, 1, rows, columns, ROWS, COLUMNS)
+    tl.store(out + rows[:, None, None] * COLUMNS + columns[None, :, :], base + offsets)
 
 
 def test_offsets_of_large_pools_have_64_bits():
