@@ -164,6 +164,10 @@ def attend(
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
     M: tl.constexpr = BT * BH
     DTYPE: tl.constexpr = q.dtype.element_ty
+    # float8 becomes float16 in half the instructions that bfloat16 takes, and exactly. Queries and weights come with
+    # their largest factor taken out, so that float16 holds them too.
+    FLOAT8: tl.constexpr = TILES == 1 and keys.dtype.element_ty == tl.float8e4nv
+    NARROW: tl.constexpr = tl.float16 if FLOAT8 and DTYPE == tl.bfloat16 else DTYPE
     program = tl.program_id(0)
     kv_head = program % HEAD_BLOCKS // GROUP_BLOCKS
     split = program // HEAD_BLOCKS % splits
@@ -193,6 +197,10 @@ def attend(
     channel = tl.arange(0, BK)
     at = q + (row * q_row + head * q_head)[:, None] + channel[None, :]
     query = tl.load(at, mask=live[:, None] & (channel < DK)[None, :], other=0.0)
+    if TILES == 1:
+        largest = tl.max(tl.abs(query.to(tl.float32)), 1)
+        largest = tl.where(largest == 0.0, 1.0, largest)
+        query = (query.to(tl.float32) / largest[:, None]).to(NARROW)
     if DR > 0:
         channel_r = tl.arange(0, BR)
         at = q_rope + (row * qr_row + head * qr_head)[:, None] + channel_r[None, :]
@@ -225,7 +233,7 @@ def attend(
         key = _tile(keys, here, seen, k_row, kv_head * k_head, DK, BK)
         if TILES == 1:
             key_scale = tl.sum(_scales(key_scales, here, seen, ks_row, kv_head * ks_head, 1), 1)
-            key = key.to(DTYPE)
+            key = key.to(NARROW)
         if TILES > 1:
             key = _dequantised(key, _scales(key_scales, here, seen, ks_row, kv_head * ks_head, TILES), DTYPE, TILES)
         # `splits > 0` always holds. The compiler lays the warps of a product that goes into another one along its rows,
@@ -238,7 +246,7 @@ def attend(
         else:
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if TILES == 1:
-            scores *= key_scale[None, :]
+            scores *= largest[:, None] * key_scale[None, :]
         if DR > 0:
             key_r = _tile(rope_keys, here, seen, r_row, 0, DR, BR)
             scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee")
@@ -259,17 +267,24 @@ def attend(
         if SHARED:
             value = key
             if TILES == 1:
-                weight *= key_scale[None, :]
+                value_scale = key_scale
         else:
             value = _tile(values, here, seen, v_row, kv_head * v_head, DV, BV)
             if TILES == 1:
-                weight *= tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)[None, :]
-                value = value.to(DTYPE)
+                value_scale = tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)
+                value = value.to(NARROW)
             if TILES > 1:
                 value = _dequantised(
                     value, _scales(value_scales, here, seen, vs_row, kv_head * vs_head, TILES), DTYPE, TILES
                 )
-        result = tl.dot(weight.to(DTYPE), value, result * kept[:, None], input_precision="ieee")
+        if TILES == 1:
+            factor = tl.max(value_scale, 0)
+            factor = tl.where(factor == 0.0, 1.0, factor)
+            weight *= (value_scale / factor)[None, :]
+            part_result = tl.dot(weight.to(NARROW), value, input_precision="ieee")
+            result = result * kept[:, None] + part_result * factor
+        else:
+            result = tl.dot(weight.to(DTYPE), value, result * kept[:, None], input_precision="ieee")
 
     # An empty list gives zeros.
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
