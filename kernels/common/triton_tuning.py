@@ -1,7 +1,7 @@
 """Block sizes and warps per kernel, device and shape bucket: declared as a small space, measured once, kept on disk.
 
 Launchers only ever look up (`Space.config`): a launch must not run twice on state that it updates in place, and must
-not measure inside a graph capture. `Space.tune` measures, on inputs made for it; `day0 kernels tune` calls it.
+not measure inside a graph capture. `Space.tune` measures, on inputs made for it; `day0 kernels bench` does.
 """
 
 import hashlib
