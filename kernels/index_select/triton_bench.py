@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
-from day0.kernels.common.triton_tuning import Config
 from day0.kernels.index_select.reference import index_scores
 from day0.kernels.index_select.schema import IndexSelectAttributes
 from day0.kernels.index_select.triton_cases import misplaced, score_error
@@ -204,7 +203,7 @@ def tune(a: IndexSelectAttributes, s: _Set, flag: Tensor) -> Plan:
     rows, dtype, device = s.q.shape[0], s.q.dtype, s.q.device
     shape = bucket(a, s.batch, rows, dtype)
 
-    def measured(**configs: Config) -> float:
+    def measured(**configs: Any) -> float:
         steps = plan(a, s.batch, rows, dtype, device, **configs)
         scratch = workspace(steps, device)
         return median_seconds(lambda: _choose(a, steps, s, flag, scratch))

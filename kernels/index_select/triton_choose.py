@@ -32,31 +32,30 @@ MAX_BUDGET = 4096
 SCRATCH = 2**23
 SAMPLE_EVERY = 16
 
-# block: candidates a step (at least 16 a warp, see `score_kernel`); waves: programs per multiprocessor.
+# block: candidates a step (at least 16 a warp, see `score_kernel`); waves: programs per multiprocessor; columns: query
+# rows times heads in one product, where a sequence has as many queries.
 SCORES = Space(
     "index_select.scores",
     triton_scores.__file__,
     (
-        {"block": 64, "warps": 4, "stages": 4, "waves": 2},
-        {"block": 64, "warps": 4, "stages": 3, "waves": 3},
-        {"block": 128, "warps": 4, "stages": 3, "waves": 2},
-        {"block": 128, "warps": 8, "stages": 3, "waves": 2},
-        {"block": 128, "warps": 8, "stages": 3, "waves": 4},
-        {"block": 128, "warps": 8, "stages": 4, "waves": 1},
+        {"block": 64, "warps": 4, "stages": 4, "waves": 2, "columns": 128},
+        {"block": 64, "warps": 4, "stages": 3, "waves": 3, "columns": 128},
+        {"block": 128, "warps": 8, "stages": 4, "waves": 1, "columns": 256},
+        {"block": 128, "warps": 8, "stages": 3, "waves": 2, "columns": 256},
     ),
 )
+# The order of float32 sums follows from the block, so there is only one; such products are for checks.
+PLAIN: Mapping[str, int] = {"block": 64, "warps": 4, "stages": 1, "waves": 2, "columns": 1}
 # tile: scores a step of the search goes over; list: how many candidates it narrows to, at least.
 SELECT = Space(
     "index_select.select",
     triton_select.__file__,
     (
         {"tile": 8192, "list": 2048, "warps": 32},
-        {"tile": 4096, "list": 2048, "warps": 32},
         {"tile": 4096, "list": 2048, "warps": 16},
         {"tile": 2048, "list": 2048, "warps": 8},
     ),
 )
-SMALL: Mapping[str, int] = {"block": 64, "warps": 4, "stages": 1, "waves": 2}
 Config = Mapping[str, int]
 
 
@@ -98,27 +97,25 @@ def plan(
     *,
     scores: Config | None = None,
     select: Config | None = None,
-    together: int | None = None,
 ) -> Plan:
     """The launches for `rows` query rows of a batch, q in `dtype`; what is not given is that measured.
 
-    Queries of a sequence share what they read of its keys, as many as one matrix product takes, 256 columns.
+    Queries of a sequence share what they read of its keys, as many as one matrix product takes.
     """
     k = a.budget // a.pool
     candidates = batch.page_table.shape[1] * PAGE_TOKENS // a.pool
     shape = bucket(a, batch, rows, dtype)
-    # The order of float32 sums follows from the block, so there is only one; such products are for checks.
-    plain = dtype == torch.float32
     if scores is None:
-        scores = SMALL if plain else SCORES.config(shape)
-    if together is None:
-        alike = 1 if plain or batch.phase == "decode" else next_power_of_2(cdiv(rows, batch.sequences))
-        together = min(alike, max(256 // padded(a.heads), 1))
+        scores = PLAIN if dtype == torch.float32 else SCORES.config(shape)
+    alike = 1 if batch.phase == "decode" else next_power_of_2(cdiv(rows, batch.sequences))
+    together = min(alike, max(scores["columns"] // padded(a.heads), 1))
     scores = fitting(scores, a, dtype, together)
     select = SELECT.config(shape) if select is None else select
     blocks = rows if together == 1 else rows // together + batch.sequences
     step = max(1, min(blocks, SCRATCH // (candidates * together)))
-    splits = max(1, min(scores["waves"] * multiprocessors(device) // step, cdiv(candidates, scores["block"])))
+    # Of equally long sequences only so many blocks have rows.
+    busy = max(1, min(step, cdiv(rows, together)))
+    splits = max(1, min(scores["waves"] * multiprocessors(device) // busy, cdiv(candidates, scores["block"])))
     tile = min(select["tile"], next_power_of_2(candidates))
     return Plan(
         scores,

@@ -29,7 +29,8 @@ KIND = get_kind("index_select")
 ON_GPU = pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)
 EVERYWHERE = pytest.mark.parametrize("device,dtype", [("cpu", torch.float32), ON_GPU])
 # Lists of 16 candidates, so that a few dozen have to be narrowed to one.
-SMALL = {"block": 16, "warps": 1, "stages": 1, "waves": 1}
+SMALL = {"block": 16, "warps": 1, "stages": 1, "waves": 1, "columns": 16}
+PAIRS = SMALL | {"columns": 32}
 NARROW = {"tile": 64, "list": 16, "warps": 1}
 WIDE = TOKEN | dict(budget=20)
 
@@ -83,10 +84,9 @@ class Problem:
             self.entries.append(page[candidate // per_page] * per_page + candidate % per_page)
             self.keys[self.entries[s]] = values(total // a.pool, a.dim)
 
-    def choose(self, scores=SMALL, select=NARROW, together=None, **scales):
+    def choose(self, scores=SMALL, select=NARROW, **scales):
         rows = self.q.shape[0]
-        options = dict(scores=scores, select=select, together=together)
-        steps = plan(self.a, self.batch, rows, self.q.dtype, self.q.device, **options)
+        steps = plan(self.a, self.batch, rows, self.q.dtype, self.q.device, scores=scores, select=select)
         scratch = workspace(steps, self.q.device).fill_(12345)
         out = torch.full((rows, self.a.width), -7, dtype=torch.int64, device=self.q.device)
         flag = torch.zeros(1, dtype=torch.int32, device=self.q.device)
@@ -123,27 +123,27 @@ def integers(*shape, generator):
 
 @EVERYWHERE
 @pytest.mark.parametrize(
-    "form,scratch,together,lengths,splits,step",
+    "form,scratch,scores,lengths,splits,step",
     [
-        (WIDE, 2**23, 1, [1, 1], 4, 2),
-        (WIDE, 400, 1, [2, 1], 8, 1),
-        (MEAN, 2**23, 2, [3, 2], 2, 4),
-        (MEAN | dict(budget=80), 1000, 2, [1, 3], 8, 1),
+        (WIDE, 2**23, SMALL, [1, 1], 4, 2),
+        (WIDE, 200, SMALL, [2, 1], 8, 1),
+        (MEAN, 2**23, PAIRS, [3, 2], 2, 4),
+        (MEAN | dict(budget=80), 500, PAIRS, [1, 3], 8, 1),
     ],
     ids=["split", "a row at a time", "rows together", "two rows at a time"],
 )
-def test_splits_and_steps_choose_the_same(device, dtype, form, scratch, together, lengths, splits, step, monkeypatch):
+def test_splits_and_steps_choose_the_same(device, dtype, form, scratch, scores, lengths, splits, step, monkeypatch):
     monkeypatch.setattr(triton_choose, "multiprocessors", lambda device: 8)
     monkeypatch.setattr(triton_choose, "SCRATCH", scratch)
     a = KIND.parse(form)
-    problem = Problem(a, [300 * a.pool, 9], lengths, device, dtype, seed=splits)
-    out, nan, steps = problem.choose(together=together)
+    problem = Problem(a, [150 * a.pool, 9], lengths, device, dtype, seed=splits)
+    out, nan, steps = problem.choose(scores)
     assert (steps.splits, steps.step) == (splits, step)
     assert problem.wrong(out) == [] and not nan
-    ties = Problem(a, [300 * a.pool, 9], lengths, device, dtype, seed=splits, draw=integers)
+    ties = Problem(a, [150 * a.pool, 9], lengths, device, dtype, seed=splits, draw=integers)
     want = ties.exact()
     for _ in range(2 if device == "cuda" else 1):
-        assert torch.equal(ties.choose(together=together)[0].cpu(), want)
+        assert torch.equal(ties.choose(scores)[0].cpu(), want)
 
 
 @EVERYWHERE
@@ -158,9 +158,9 @@ def test_around_the_budget(device, dtype):
 @EVERYWHERE
 def test_empty_sequences_and_padding(device, dtype):
     a = KIND.parse(TOKEN)
-    for together in (1, 2):
+    for scores in (SMALL, PAIRS):
         problem = Problem(a, [5, 30, 0, 40], [0, 2, 0, 3], device, dtype, padding=3)
-        out, nan, _ = problem.choose(together=together)
+        out, nan, _ = problem.choose(scores)
         assert problem.wrong(out) == [] and not nan
         assert (out[-3:] == -1).all()
 
@@ -206,7 +206,7 @@ def test_quantised(device, dtype, form):
 def test_state_of_pools_with_norm_and_rotation_over_chunks():
     turned = MEAN | dict(pooled_norm_eps=0.1, pooled_rotary_dim=16, pooled_rotary_theta=50.0)
     for form, long in ((turned, 62), (SOFTMAX, 6)):
-        a = KIND.parse(form | dict(budget=64))
+        a = KIND.parse(form | dict(budget=68))
         lengths = [long + 8, 9]
         sequences = [
             tuple(
@@ -276,9 +276,8 @@ def test_every_configuration_and_phase_gives_the_same_choice():
     for draw in (torch.randn, integers):
         one = Problem(a, [9000, 2047], [8, 8], "cuda", torch.bfloat16, draw=draw)
         outs = []
-        for together in (1, 2, 4):
-            for scores in triton_choose.SCORES.configs:
-                outs.append(one.choose(scores, None, together)[0])
+        for scores in triton_choose.SCORES.configs:
+            outs += [one.choose(scores | {"columns": columns}, None)[0] for columns in (64, 128, 256)]
         for config in triton_choose.SELECT.configs:
             outs.append(one.choose(None, config)[0])
         assert all(torch.equal(out, outs[0]) for out in outs)
