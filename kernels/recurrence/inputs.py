@@ -76,7 +76,7 @@ def _log_decay(
             slopes = [a.slope_scale * 2.0 ** (-8.0 * (h + 1) / a.value_heads) for h in range(a.value_heads)]
             g = g - value.new_tensor(slopes)[:, None]
         return g, None
-    f = upcast(decay).reshape(value.shape[0], a.value_heads, -1)
+    f = upcast(decay).reshape(value.shape[0], a.value_heads, a.decay_width // a.value_heads)
     if a.decay_form == "given":
         return f, None
     assert A_log is not None and dt_bias is not None

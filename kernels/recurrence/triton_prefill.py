@@ -31,7 +31,7 @@ _LARGEST_EXPONENT = 80.0
 BLOCKS = Space(
     "recurrence.prefill_blocks",
     triton_prefill_blocks.__file__,
-    tuple({"num_warps": w, "num_stages": 1} for w in (4, 8, 2)),
+    tuple({"slice": c, "num_warps": w, "num_stages": 1} for c, w in ((32, 4), (64, 4))),
 )
 # Slice of the state's columns, warps, tiles fetched ahead: for rows of up to 256 bytes, and for wider ones.
 WALK, WALK_WIDE = (
@@ -41,8 +41,8 @@ WALK, WALK_WIDE = (
         tuple({"block_v": v, "num_warps": w, "num_stages": s} for v, w, s in configs),
     )
     for name, configs in (
-        ("", ((64, 4, 2), (64, 4, 3), (64, 4, 1), (64, 8, 2), (32, 4, 2), (32, 4, 3), (128, 8, 2), (128, 8, 3))),
-        ("_wide", ((32, 4, 1), (64, 4, 1), (64, 8, 1), (64, 8, 2), (32, 4, 2), (128, 8, 1))),
+        ("", ((64, 4, 2), (32, 4, 2), (64, 8, 2), (64, 4, 1))),
+        ("_wide", ((32, 4, 1), (64, 4, 1), (64, 8, 1), (32, 4, 2))),
     )
 )
 
@@ -140,6 +140,7 @@ def launch(
     where = bucket(a, v.dtype, tokens, sequences)
     first = dict(BLOCKS.config(where) if blocks_config is None else blocks_config)
     second = dict(walk_space(a, v.dtype).config(where) if walk_config is None else walk_config)
+    slice_ = min(first.pop("slice"), a.key_dim)
     block_v = min(second.pop("block_v"), a.value_dim)
     channels = a.decay == "per_channel"
     form = a.decay if a.decay in ("none", "constant") else a.decay_form
@@ -160,7 +161,7 @@ def launch(
                 q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.scaled, scratch.mixing,
                 scratch.row_scales, scratch.decay, q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
-                K=a.key_dim, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form, BETA=a.beta,
+                K=a.key_dim, SLICE=slice_, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form, BETA=a.beta,
                 NORM=a.qk_norm == "l2", BOUNDED=one_pivot(a, v.dtype), **first,
             )  # fmt: skip
         else:
@@ -169,7 +170,7 @@ def launch(
                 q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
                 a.time_step_min, step_max, 0.0 if form == "none" else a.slope_scale,
-                K=a.key_dim, PRECISION=precision, DELTA=a.delta_rule, FORM="constant" if form == "none" else form,
+                K=a.key_dim, SLICE=slice_, PRECISION=precision, DELTA=a.delta_rule, FORM="constant" if form == "none" else form,
                 BETA=a.beta, NORM=a.qk_norm == "l2", **first,
             )  # fmt: skip
         walk[(a.value_heads * (a.value_dim // block_v), sequences)](

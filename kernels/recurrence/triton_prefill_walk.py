@@ -9,6 +9,8 @@ e_i = k_i exp(G_last - G_i), and R, P of the first pass, a chunk takes the state
 (without the delta rule u = beta v). A program holds a slice of columns of S, and holds it transposed: then every
 product has as its left operand what the step before left in registers, and as its right one a tile fetched ahead.
 The identity in (I + A)^-1 = I + R stays out of the products, so that u carries no rounding of the operands but R's.
+Where keys repeat, writes cancel those before them: u and x go into their products in two parts, since what rounding
+leaves of each would stay in the state, and add up.
 """
 
 import triton
@@ -17,6 +19,16 @@ import triton.language as tl
 from day0.kernels.recurrence.triton_prefill_blocks import CHUNK, chunk_base
 
 _CHUNK = tl.constexpr(CHUNK)
+
+
+@triton.jit
+def _add_product(acc, x, y, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x y with the digits of x that KIND has no room for as a second product."""
+    high = x.to(KIND)
+    acc = tl.dot(high, y, acc=acc, input_precision=PRECISION)
+    if KIND != tl.float32:
+        acc = tl.dot((x - high.to(tl.float32)).to(KIND), y, acc=acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit
@@ -78,18 +90,18 @@ def walk(
                 x -= tl.dot(narrow, tl.trans(tl.load(tile)), input_precision=PRECISION)
             else:
                 x -= tl.dot(narrow, tl.trans(writer), input_precision=PRECISION) * tl.load(scales)[None, :]
-            x = tl.dot(x.to(KIND), tl.trans(tl.load(mix)), acc=x, input_precision=PRECISION)
+            x = _add_product(x, x, tl.trans(tl.load(mix)), KIND, PRECISION)
         out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION)
         if not PER_CHANNEL:
             out *= tl.load(scales + 2 * _CHUNK)[None, :]
         within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
-        out = tl.dot(x.to(KIND), within, acc=out, input_precision=PRECISION)
+        out = _add_product(out, x, within, KIND, PRECISION)
         s *= decay
         if PER_CHANNEL:
-            s = tl.dot(x.to(KIND), writer, acc=s, input_precision=PRECISION)
+            s = _add_product(s, x, writer, KIND, PRECISION)
         else:
             carried = x * tl.load(scales + 3 * _CHUNK)[None, :]
-            s = tl.dot(carried.to(KIND), writer, acc=s, input_precision=PRECISION)
+            s = _add_product(s, carried, writer, KIND, PRECISION)
         if SKIP:
             out += skip * value
         to = o + at[:, None] * (heads * V) + head * V + column[None, :]

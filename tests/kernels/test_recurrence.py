@@ -318,3 +318,14 @@ def test_alternatives_hold_the_values_of_known_families_and_keep_the_weights():
     for name, values in KIND.attributes.alternatives().items():
         for value in values:
             assert KIND.weights(KIND.parse(base | {name: value})) == KIND.weights(KIND.parse(base))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("decay,form", DECAYS)
+def test_a_step_without_tokens(decay, form, implementation):
+    a = KIND.parse(SIZES | dict(decay=decay, decay_form=form, delta_rule=True))
+    owned, (ports,) = draw(a, [0])
+    state = pool(a)
+    o = IMPLEMENTATIONS[implementation](a, *ports, **owned, batch=one(0), state=state)
+    assert o.shape == (0, a.value_heads * a.value_dim)
+    assert torch.equal(state, torch.zeros_like(state))
