@@ -161,8 +161,8 @@ def launch(
                 q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.scaled, scratch.mixing,
                 scratch.row_scales, scratch.decay, q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
-                K=a.key_dim, SLICE=slice_, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form, BETA=a.beta,
-                NORM=a.qk_norm == "l2", BOUNDED=one_pivot(a, v.dtype), **first,
+                K=a.key_dim, SLICE=slice_, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form,
+                BETA=a.beta, NORM=a.qk_norm == "l2", BOUNDED=one_pivot(a, v.dtype), **first,
             )  # fmt: skip
         else:
             head_blocks[(held * a.value_heads,)](
@@ -170,8 +170,8 @@ def launch(
                 q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
                 a.time_step_min, step_max, 0.0 if form == "none" else a.slope_scale,
-                K=a.key_dim, SLICE=slice_, PRECISION=precision, DELTA=a.delta_rule, FORM="constant" if form == "none" else form,
-                BETA=a.beta, NORM=a.qk_norm == "l2", **first,
+                K=a.key_dim, SLICE=slice_, PRECISION=precision, DELTA=a.delta_rule,
+                FORM="constant" if form == "none" else form, BETA=a.beta, NORM=a.qk_norm == "l2", **first,
             )  # fmt: skip
         walk[(a.value_heads * (a.value_dim // block_v), sequences)](
             q, k, v, out, scratch.scaled, scratch.mixing, scratch.row_scales, scratch.decay, state, D,
