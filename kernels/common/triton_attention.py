@@ -215,8 +215,9 @@ def attend(
         indices += first.to(tl.int64) * i_row
         # Programs of other heads write the same numbers to the same places.
         places += first.to(tl.int64) * p_row
-        _place_listed(indices, places, lo, hi, lo + part, page_table, table_row, sequence, last, PAGE, 256)
-        ahead = tl.load(places + lo + column)
+        until = lo + tl.cdiv(hi - lo, BN) * BN
+        _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 256)
+        ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
     else:
         # A tile lies in one page, whose number is read one tile ahead.
         page_table += sequence.to(tl.int64) * table_row
@@ -224,7 +225,7 @@ def attend(
     for begin in range(lo, hi, BN):
         if LISTED:
             here = ahead
-            ahead = tl.load(places + begin + BN + column, mask=begin + BN + column < lo + part, other=-1)
+            ahead = tl.load(places + begin + BN + column, mask=begin + BN + column < until, other=-1)
             seen = here >= 0
         else:
             here = page.to(tl.int32) * PAGE + begin % PAGE + column
