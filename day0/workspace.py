@@ -207,6 +207,7 @@ class Workspace:
             try:
                 self._wait_for_lock(handle, deadline)
                 if not self._is_the_lock(handle):  # its holder took the workspace away: see `claimed`
+                    self._check_time(handle, deadline)
                     continue
                 with suppress(OSError):  # a full disk: the number only tells others who holds the lock
                     os.ftruncate(handle, 0)
@@ -237,13 +238,17 @@ class Workspace:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(handle, 32, 0).decode(errors="replace") or "unknown"
-                    raise Day0Error(
-                        f"{self.folder} is in use by another run (process {holder})",
-                        hint="wait for it to end, or use another workspace with -w",
-                    ) from None
+                self._check_time(handle, deadline)
                 time.sleep(0.05)
+
+    def _check_time(self, handle: int, deadline: float) -> None:
+        """Raise Day0Error when the wait for the lock has lasted long enough."""
+        if time.monotonic() >= deadline:
+            holder = os.pread(handle, 32, 0).decode(errors="replace") or "unknown"
+            raise Day0Error(
+                f"{self.folder} is in use by another run (process {holder})",
+                hint="wait for it to end, or use another workspace with -w",
+            ) from None
 
     def path(self, stage: Stage) -> Path:
         """The file that says what a stage produced."""

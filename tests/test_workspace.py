@@ -343,3 +343,13 @@ def test_provenance_records_versions_and_the_kernel_set():
     by = produced_by(model_hash=MODEL)
     assert by.day0_version == day0.__version__ and by.kernel_set == kernel_set_hash()
     assert by.versions["torch"].startswith("2.") and "transformers" in by.versions
+
+
+def test_a_lock_that_is_never_the_right_file_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    """As on a file system that numbers its files anew at each look."""
+    made = Workspace(tmp_path / "toy.day0", IDENTITY_OF_TOY)
+    looks = iter([False] * 1000)
+    monkeypatch.setattr(made, "_is_the_lock", lambda handle: next(looks))
+    with pytest.raises(Day0Error, match="is in use"):
+        with made.locked(wait_seconds=0.0):
+            pass

@@ -1,8 +1,10 @@
 """The base of every artifact: validated, versioned, written atomically, and saying what produced it."""
 
+import errno
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from day0.artifacts.regular import regular
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
+
+READER_SECONDS = 5.0  # how long the writing of a pipe waits for its reader
 
 
 class Record(BaseModel):
@@ -87,13 +91,17 @@ class Artifact(Record):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a killed or failed run leaves the old content or the new, never a part of it."""
+    """Write a file so that a killed or failed run leaves the old content or the new, never a part of it.
+
+    A link stays one: what it leads to is written. Raises Day0Error when that fails.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # a device or a pipe, named by the user: it must stay what it is
-            path.write_bytes(content)
+            _write_in_place(path, content)
             return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = path.resolve()
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -103,7 +111,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -111,3 +119,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise Day0Error(
             f"cannot write {path}: {error.strerror}", hint="free space or choose another workspace with -w"
         ) from error
+
+
+def _write_in_place(path: Path, content: bytes) -> None:
+    deadline = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # to open a pipe would else wait for ever
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() >= deadline:
+                raise Day0Error(f"cannot write {path}: nobody reads it", hint="start its reader first") from error
+            time.sleep(0.05)
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)

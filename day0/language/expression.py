@@ -135,6 +135,8 @@ class Scope:
             raise Day0Error(
                 f"{ast.unparse(node)} is {value}{origin}, expected {unfit.expected}", hint=CHECK_VALUE
             ) from unfit
+        except OverflowError as error:
+            raise Day0Error("a number too large", hint="check the config values it reads") from error
 
     def _key(self, node: ast.expr) -> str | None:
         """The config key that an operand is, as the config spells it, also where a name of `let` stands for it."""

@@ -52,7 +52,7 @@ class Unfit(Exception):
 
 
 def arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
-    """Two numbers; `+` also joins two texts or two lists. Raises Unfit, or Day0Error for a result out of bounds."""
+    """Two numbers; `+` also joins two texts or two lists. Raises Unfit, or Day0Error for a power out of bounds."""
     if isinstance(op, ast.Add):
         if any(isinstance(left, joined) and isinstance(right, joined) for joined in (str, list)):
             return operator.add(left, right)
@@ -61,10 +61,7 @@ def arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
         raise Unfit(1, "a number other than 0")
     if isinstance(op, ast.Pow):
         _check_power(left, right)
-    try:
-        return _ARITHMETIC[type(op)](left, right)
-    except OverflowError as error:
-        raise Day0Error("a number too large", hint="check the config values it reads") from error
+    return _ARITHMETIC[type(op)](left, right)
 
 
 def _check_power(left: Any, right: Any) -> None:
@@ -72,7 +69,7 @@ def _check_power(left: Any, right: Any) -> None:
         raise Day0Error(f"exponent {right}", hint=f"exponents beyond {_MAX_EXPONENT} are refused")
     if left == 0 and right < 0:
         raise Unfit(0, "a number other than 0")
-    if left < 0 and right != int(right):
+    if left < 0 and right % 1 != 0:
         raise Unfit(0, "a positive number")
     if isinstance(left, int) and left.bit_length() * abs(right) > _MAX_BITS:
         raise Day0Error("a number too large", hint="check the config values it reads")

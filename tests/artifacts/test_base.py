@@ -41,3 +41,30 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     write_atomically(path, b"report")
     reader.join(timeout=10)
     assert read == [b"report"] and stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("day0.artifacts.base.READER_SECONDS", 0.1)
+    failed = []
+
+    def write():
+        with pytest.raises(Day0Error, match="cannot write .*pipe: nobody reads it"):
+            write_atomically(tmp_path / "pipe", b"report")
+        failed.append(True)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert failed == [True]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    """As /dev/stdout is one: what it leads to is written."""
+    (tmp_path / "there").mkdir()
+    kept = tmp_path / "there" / "report.xml"
+    kept.write_bytes(b"old")
+    link = tmp_path / "report.xml"
+    link.symlink_to(kept)
+    write_atomically(link, b"new")
+    assert link.is_symlink() and kept.read_bytes() == b"new" and [p.name for p in kept.parent.iterdir()] == [kept.name]
