@@ -91,6 +91,13 @@ def test_only_listed_entries_are_read():
     assert_close(x, run(x))
 
 
+def test_parts_past_the_end_of_a_list_write_nowhere():
+    """Three parts of whole tiles are longer than the list and the room for its rows, which the results follow."""
+    x = make_read([1], [300], width=256)
+    x.indices[0] = torch.arange(256)
+    assert_close(x, run(x, 3))
+
+
 def test_all_equal_scores_average_the_values():
     x = make_read([1], [40], width=8)
     x.q.zero_()
