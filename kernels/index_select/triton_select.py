@@ -12,15 +12,9 @@ _HIGHEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _middle(low, high):
-    """ceil((low + high) / 2) without overflow."""
-    return (low | high) - ((low ^ high) >> 1)
-
-
-@triton.jit
 def _valid(keys, at, count):
     """keys[at], from `count` on NOTHING. Whole groups of 4 are read, up to 3 past the last, so that loads are wide."""
-    return tl.where(at < count, tl.load(keys + at, mask=at < tl.cdiv(count, 4) * 4, other=NOTHING), NOTHING)
+    return tl.where(at < count, tl.load(keys + at, mask=at < (count + 3) // 4 * 4, other=NOTHING), NOTHING)
 
 
 @triton.jit
@@ -34,7 +28,7 @@ def cut_of(keys, k, slack):
     high = tl.max(keys, axis=0)
     reached = k + slack + 1
     while (low < high) & (reached > k + slack):
-        middle = _middle(low, high)
+        middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up, without overflow
         n = tl.sum((keys >= middle).to(tl.int32), axis=0)
         if n >= k:
             low = middle
@@ -82,11 +76,11 @@ def _narrow(scores, kept, visible, k, LIST: tl.constexpr, SAMPLE: tl.constexpr, 
         count = above_before + tl.minimum(level_before, k)
         if above_before + level_before < k:
             high = bound - 1
-            bound = _middle(low, high)
             count = LIST + 1
         elif count > LIST:
             low = bound + 1
-            bound = _middle(low, high)
+        if count > LIST:
+            bound = (low | high) - ((low ^ high) >> 1)
         tl.debug_barrier()
     return count
 
