@@ -88,9 +88,11 @@ class Problem:
         rows = self.q.shape[0]
         steps = plan(self.a, self.batch, rows, self.q.dtype, self.q.device, scores=scores, select=select)
         scratch = workspace(steps, self.q.device).fill_(12345)
-        out = torch.full((rows, self.a.width), -7, dtype=torch.int64, device=self.q.device)
+        guarded = torch.full((rows, self.a.width + 1), -7, dtype=torch.int64, device=self.q.device)
+        out = guarded[:, :-1]
         flag = torch.zeros(1, dtype=torch.int32, device=self.q.device)
         choose(self.a, steps, self.q, self.keys, self.weights, out, flag, scratch, batch=self.batch, **scales)
+        assert (guarded[:, -1] == -7).all()
         return out, bool(flag.item()), steps
 
     def wrong(self, out, q=None, keys=None):
@@ -153,6 +155,16 @@ def test_around_the_budget(device, dtype):
     out, _, _ = problem.choose()
     assert problem.wrong(out) == []
     assert [(row >= 0).sum().item() for row in out] == [15, 16, 16, 1]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("places", [[], [40, 41, 60]])
+def test_more_equal_scores_than_a_list_holds(device, dtype, places):
+    a = KIND.parse(TOKEN)
+    problem = Problem(a, [70], [1], device, dtype, draw=lambda *shape, generator: torch.ones(shape))
+    problem.keys[problem.entries[0][places]] *= 2
+    out, _, _ = problem.choose()
+    assert out[0].tolist() == sorted([*range(a.budget - len(places)), *places])
 
 
 @EVERYWHERE
