@@ -158,13 +158,14 @@ def test_around_the_budget(device, dtype):
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("places", [[], [40, 41, 60]])
+@pytest.mark.parametrize("places", [[0, 1, 2], [40, 41, 60]])
 def test_more_equal_scores_than_a_list_holds(device, dtype, places):
     a = KIND.parse(TOKEN)
     problem = Problem(a, [70], [1], device, dtype, draw=lambda *shape, generator: torch.ones(shape))
     problem.keys[problem.entries[0][places]] *= 2
     out, _, _ = problem.choose()
-    assert out[0].tolist() == sorted([*range(a.budget - len(places)), *places])
+    others = [t for t in range(71) if t not in places][: a.budget - len(places)]
+    assert out[0].tolist() == sorted([*places, *others])
 
 
 @EVERYWHERE
