@@ -17,7 +17,6 @@ from day0.kernels.interface.batch import Batch
 from day0.kernels.recurrence import triton_decode
 from day0.kernels.recurrence.inputs import step_inputs
 from day0.kernels.recurrence.schema import RecurrenceAttributes
-from day0.kernels.recurrence.triton_bench_prefill import BENCHES as PREFILL
 from day0.kernels.recurrence.triton_pieces import OutputNorm, ShortConv
 
 TAPS = 4
@@ -220,5 +219,4 @@ BENCHES: tuple[Bench, ...] = (
     _bench("KDA", KDA, 256, ">= 85 % of floor"),
     _bench("GDN", GDN, 64),
     _bench("GDN", GDN, 256),
-    *PREFILL,
 )
