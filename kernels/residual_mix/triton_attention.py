@@ -24,22 +24,7 @@ _HELD = 1 << 16  # elements of a block of sources that registers hold
 SPACE = Space(
     "residual_mix.attention",
     __file__,
-    tuple(
-        {"BL": bl, "warps": warps, "stages": stages}
-        for bl, warps, stages in (
-            (8, 8, 1),
-            (8, 16, 1),
-            (8, 4, 1),
-            (4, 8, 1),
-            (4, 4, 1),
-            (2, 4, 2),
-            (2, 8, 2),
-            (1, 4, 3),
-            (1, 8, 3),
-            (4, 8, 2),
-            (16, 16, 1),
-        )
-    ),
+    tuple({"BL": bl, "warps": warps} for bl, warps in ((4, 8), (8, 16), (2, 8), (2, 4))),
 )
 
 
@@ -201,7 +186,6 @@ def read(
         BL=held,
         BH=block,
         num_warps=warps,
-        num_stages=chosen["stages"],
     )
 
 

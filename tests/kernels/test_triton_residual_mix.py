@@ -121,18 +121,20 @@ def test_mixing_matrices_are_doubly_stochastic(device, dtype):
 @pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize("held", [1, 2, 8])
 def test_attention_adds_then_reads_in_the_stream_buffer(opens, held, device, dtype):
-    a, exact, given = problem(ATTENTION | {"opens_block": opens}, 3, dtype, device)
-    buffer = torch.full((3, a.sources + 3, a.width), NAN, dtype=dtype, device=device)
+    # The bound is the plain twin's own error: over few numbers chance decides which of the two is larger.
+    tokens = 3 if device == "cpu" else 128
+    a, exact, given = problem(ATTENTION | {"opens_block": opens}, tokens, dtype, device)
+    buffer = torch.full((tokens, a.sources + 3, a.width), NAN, dtype=dtype, device=device)
     buffer[:, : a.sources] = given["h"]
     sources = a.sources + opens  # the slot of a source that opens a block holds what nobody wrote
     reads = KIND.parse(ATTENTION | {"sources": sources})
     torch_pre, torch_post = (resolve("residual_mix", "torch", m) for m in ("pre", "post"))
     want = torch_post(a, exact["h"], exact["y"], None)
     plain = torch_post(a, given["h"].cpu(), given["y"].cpu(), None)
-    out = torch.full_like(given["y"], NAN), torch.full((3, sources), NAN, device=device)
+    out = torch.full_like(given["y"], NAN), torch.full((tokens, sources), NAN, device=device)
     triton_attention.read(
         buffer[:, :sources], given["query"], given["key_weight"], norm_eps=a.norm_eps, scale=a.scale, normed=False,
-        out=out, y=given["y"], opens=opens, launch={"BL": held, "warps": 4, "stages": 1},
+        out=out, y=given["y"], opens=opens, launch={"BL": held, "warps": 4},
     )  # fmt: skip
     assert_close(buffer[:, :sources], plain, want, dtype)
     assert buffer[:, sources:].isnan().all()
