@@ -121,10 +121,14 @@ class Package(nn.Module):
 def read_weight(path: str, spec: Weight, source: Any, read: Read) -> Tensor:
     """The weight `path` of a package from the checkpoint, in the checkpoint's dtype.
 
-    Raises Day0Error naming the checkpoint's tensor: missing, of another shape, quantised.
+    Raises Day0Error naming the checkpoint's tensor: missing, of another shape, quantised; or a source that is none.
     """
     try:
-        tensors = {name: read(name) for name in tensors_read(source)}
+        names = tensors_read(source)
+    except ValueError as error:
+        raise Day0Error(f"weights.json: {path}: {error}", hint="correct it, or generate with --force") from error
+    try:
+        tensors = {name: read(name) for name in names}
     except KeyError as error:
         raise Day0Error(
             f"{path} needs the checkpoint tensor {error.args[0]}, which is missing", hint=INCOMPLETE

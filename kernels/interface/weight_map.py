@@ -1,5 +1,6 @@
 """Applies a package's weight map: builds each canonical weight from checkpoint tensors."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,16 @@ from torch import Tensor
 
 Read = Callable[[str], Tensor]
 Shape = tuple[int, ...]
+
+# What goes with an operation: whole numbers, and of "sizes" and "shape" lists of them.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "concat": ("dim",),
+    "stack": (),
+    "split": ("sizes", "take"),
+    "groups": ("count", "sizes", "take"),
+    "transpose": (),
+    "reshape": ("shape",),
+}
 
 
 def build(source: str | Mapping[str, Any], read: Read) -> Tensor:
@@ -44,11 +55,31 @@ def _reshaped(whole: Tensor, shape: Shape) -> Tensor:
     return whole.reshape(shape)
 
 
-def tensors_read(source: str | Mapping[str, Any]) -> tuple[str, ...]:
-    """Every checkpoint tensor that `source` is built from, each once."""
-    needed: dict[str, Shape | None] = {}
-    _need(source, None, {}, needed)
-    return tuple(needed)
+def tensors_read(source: Any) -> tuple[str, ...]:
+    """Every checkpoint tensor that `source` is built from, each once. Raises ValueError for what is no source."""
+    if isinstance(source, str):
+        return (source,)
+    operation = next((key for key in _FIELDS if isinstance(source, Mapping) and key in source), None)
+    if operation is None:
+        raise ValueError(f"{_shown(source)} is no tensor and no operation on tensors")
+    for name in _FIELDS[operation]:
+        if not _is_field(name, source.get(name)):
+            raise ValueError(f"{operation} with {name} {_shown(source.get(name))}")
+    if "take" in source and source["take"] not in range(len(source["sizes"])):
+        raise ValueError(f"{operation} takes part {source['take']} of {len(source['sizes'])}")
+    parts = source[operation] if operation in ("concat", "stack") else [source[operation]]
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"{operation} of {_shown(parts)}")
+    return tuple(dict.fromkeys(name for part in parts for name in tensors_read(part)))
+
+
+def _is_field(name: str, value: Any) -> bool:
+    values = value if name in ("sizes", "shape") else [value]
+    return isinstance(values, list) and bool(values) and all(type(number) is int for number in values)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:60]
 
 
 def built_shape(source: str | Mapping[str, Any], shapes: Mapping[str, Shape]) -> Shape:

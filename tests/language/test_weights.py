@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from day0.errors import Day0Error
+from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.package import read_weight
 from day0.kernels.interface.weight_map import build, built_shape, misfits, tensors_read
 from day0.language.config_view import ConfigView
 from day0.language.expression import Scope
@@ -149,3 +151,26 @@ def test_description():
     source = resolve_source({"transpose": {"concat": ["{here}.a", "{here}.b"]}}, SCOPE, NAMES, TENSORS)
     assert describe(source) == "transpose, concat of 2"
     assert describe("model.x") == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"splt": "a", "sizes": [1]}, r'\{"splt": "a", "sizes": \[1\]\} is no tensor and no operation on tensors'),
+        (5, "5 is no tensor"),
+        (None, "null is no tensor"),
+        ({"transpose": ["a"]}, r'\["a"\] is no tensor'),
+        ({"split": "a", "take": 0}, "split with sizes null"),
+        ({"split": "a", "sizes": [1, "2"], "take": 0}, r'split with sizes \[1, "2"\]'),
+        ({"split": "a", "sizes": [1, 2], "take": 2}, "split takes part 2 of 2"),
+        ({"groups": "a", "count": True, "sizes": [1], "take": 0}, "groups with count true"),
+        ({"concat": ["a", "b"]}, "concat with dim null"),
+        ({"concat": "a", "dim": 0}, "concat of"),
+        ({"stack": []}, r"stack of \[\]"),
+        ({"reshape": "a", "shape": []}, r"reshape with shape \[\]"),
+    ],
+)
+def test_an_edited_weight_map_that_says_nothing_is_an_error(source, words):
+    """A package is its user's to edit."""
+    with pytest.raises(Day0Error, match=f"weights.json: layers.0.a.weight: {words}"):
+        read_weight("layers.0.a.weight", Weight((2,)), {"concat": ["c", source], "dim": 0}, lambda name: torch.zeros(1))
