@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 SHARED_BY_KINDS = {"interface", "common"}
 # Kernels that are no kind of operator: nothing in a recipe names them, whoever runs a package calls them.
-LIBRARIES = {"sample"}
+LIBRARIES = {"quantize", "sample"}
 LINKED = {"kernels", "recipes", "templates"}
 
 
