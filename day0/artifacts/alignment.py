@@ -22,7 +22,8 @@ Figure = Annotated[float, AfterValidator(_json_number)]
 
 
 class Row(Record):
-    """One tensor compared: an operator's output, a layer's output, or the logits.
+    """One tensor compared: an operator's output, the scores of a choice that it makes (port "scores of experts"), a
+    layer's output, or the logits.
 
     Errors are relative L2 against the float64 reference. `ratio` (precision rows) is error over the reference's own
     error in the same dtype. `error` is None where the reference never materialises the tensor: such an operator is
