@@ -50,8 +50,9 @@ def audit_config(
     keys += auditor.defaults()
     fault, certain = tie
     if fault:
-        auditor.warnings.append(f"config key {TIE}: {fault}")
-        keys = [_with_fault(key, fault, certain) if key.key == TIE else key for key in keys]
+        said_by = TIE if TIE in raw else f"{inside}.{TIE}"
+        auditor.warnings.append(f"config key {said_by}: {fault}")
+        keys = [_with_fault(key, fault, certain) if key.key == said_by else key for key in keys]
     return keys, auditor.warnings
 
 

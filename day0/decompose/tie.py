@@ -12,7 +12,7 @@ def tie_fault(repo: ModelRepo, program: Program) -> tuple[str, bool]:
 
     The second says whether it is certain: tensors on the hub are not compared.
     """
-    said = repo.config.get(TIE)
+    said = repo.config.get(TIE, program.config.get(TIE))  # a wrapper may leave it to its text model's config
     tables = [name for name in _tables(program) if name in repo.tensors]
     if len(tables) != 2:
         return "", True

@@ -57,6 +57,21 @@ def test_the_config_is_held_against_the_tensors(written, tie, head, fault):
     assert [w for w in warnings if TIE in w] == ([f"config key {TIE}: {fault}"] if fault else [])
 
 
+def test_a_wrapper_may_leave_it_to_its_text_config(written):
+    folder = written(False, "absent")
+    config = json.loads((folder / "config.json").read_text())
+    wrapper = {"model_type": "qwen3_5", "text_config": config}
+    assert find_recipe(wrapper).match.text_config == "text_config"
+    (folder / "config.json").write_text(json.dumps(wrapper))
+    repo = ModelRepo.open(folder)
+    program = apply_recipe(find_recipe(repo.config), repo.config, repo.tensors)
+    fault, certain = tie_fault(repo, program)
+    assert fault and certain
+    keys, warnings = audit_config(repo.config, program, tie=(fault, certain))
+    assert [k.key for k in keys if k.audit == "contradicted"] == [f"text_config.{TIE}"]
+    assert [w for w in warnings if TIE in w] == [f"config key text_config.{TIE}: {fault}"]
+
+
 def test_decompose_does_not_hold_then(written):
     found = run(ModelRepo.open(written(True, "apart")), Options(), Provenance(day0_version="0", model_hash="0"))
     assert not found.holds and [k.key for k in found.config_audit if k.audit == "contradicted"] == [TIE]
