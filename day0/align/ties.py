@@ -50,7 +50,8 @@ def tied_rows(
             if call.layer is None:
                 continue
             if exact is None or rounded is None:
-                unknown[call.layer] = ~none
+                # Where no candidate is left out, none can take another's place.
+                unknown[call.layer] = unknown[call.layer] | (may_be_chosen(choice.scores).sum(1) > choice.kept)
             else:
                 shown[call.layer] = shown[call.layer] | on_a_tie(choice, exact, rounded)
     return Ties(*(_reached(rows, mode) for rows in (shown, unknown)))

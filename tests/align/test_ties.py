@@ -57,6 +57,12 @@ def test_scores_that_the_reference_does_not_show_leave_every_row_open():
     assert [bool(ties.unknown[key].all()) for key in (0, 1, None)] == [True, False, False]
 
 
+def test_a_row_whose_candidates_are_all_kept_has_no_tie():
+    scores = torch.tensor([[1.0, NEVER], [1.0, 1.0], [NEVER, NEVER]], dtype=torch.float64)
+    ties = tied_rows(*runs(scores), {}, "isolated")
+    assert ties.unknown[0].tolist() == [False, True, False]
+
+
 def runs(exact):
     attributes = get_kind("norm").parse(dict(dim=4, eps=1e-5))
     x = torch.zeros(3, 4)
