@@ -73,23 +73,28 @@ def templates() -> list[Path]:
 
 
 def imports(module: Module) -> Iterator[tuple[str, int]]:
-    """(absolute name, line) of everything that a module imports, wherever in the file.
+    """(absolute name, line) of everything that a module imports, wherever in the file."""
+    for node in ast.walk(module.tree):
+        yield from imported(node, module)
+
+
+def imported(node: ast.AST, module: Module) -> Iterator[tuple[str, int]]:
+    """(absolute name, line) of what a statement of the module imports; nothing if it is no import.
 
     `from a.b import c` gives `a.b.c`: c may be a module.
     """
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = module.name.split(".")
-                if module.path.name == "__init__.py":
-                    package.append("__init__")
-                base = ".".join([*package[: -node.level], *([base] if base else [])])
-            for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, node.lineno
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = module.name.split(".")
+            if module.path.name == "__init__.py":
+                package.append("__init__")
+            base = ".".join([*package[: -node.level], *([base] if base else [])])
+        for alias in node.names:
+            yield f"{base}.{alias.name}", node.lineno
 
 
 def words(tree: ast.Module) -> Iterator[tuple[str, bool, int]]:
