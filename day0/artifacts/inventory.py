@@ -123,4 +123,5 @@ class Inventory(Artifact):
     fusions: tuple[Fusion, ...] = ()
     work: dict[str, dict[str, int]] = Field(default_factory=dict)  # what prefill and decode costs were asked for
     warnings: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # what keeps it from holding, a line each
     holds: bool = True

@@ -74,8 +74,16 @@ def show(out: Output, inventory: Any) -> None:
     out.line(f"config: {_config_audit(inventory)}")
     out.line(f"tensors: {_tensor_audit(inventory.tensor_audit)}")
     for warning in inventory.warnings:
-        out.warn(warning)
+        if warning not in inventory.faults:
+            out.warn(warning)
+    warn_of_faults(out, inventory)
     out.line(f"decompose {'holds' if inventory.holds else 'does not hold'}")
+
+
+def warn_of_faults(out: Output, inventory: Any) -> None:
+    """Say why an inventory does not hold, also under -q."""
+    for fault in inventory.faults:
+        out.warn(f"decompose does not hold: {fault}")
 
 
 def _row(operator: Any) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     if recipe is not None and recipe.reference.float64_leak > 0:
         leak = recipe.reference.float64_leak
         warnings.append(f"values count as equal up to {leak:.1e}, which the recipe says the reference's float64 leaves")
+    faults = _faults(operators, keys, tensors.audit, options)
     contradictions = [o.evidence.contradiction for o in operators if o.evidence.contradiction]
     return Inventory(
         produced_by=produced_by,
@@ -88,7 +89,8 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
         fusions=tuple(fusions),
         work={"prefill": PREFILL, "decode": DECODE},
         warnings=tuple(warnings + contradictions),
-        holds=_holds(operators, keys, tensors.audit, options),
+        faults=tuple(faults),
+        holds=not faults,
     )
 
 
@@ -160,12 +162,28 @@ def _tensor_warnings(repo: ModelRepo, tensors: TensorEvidence) -> list[str]:
     return warnings + [f"tensor {text}" for text in audit.shape_mismatch[:20]]
 
 
-def _holds(operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options) -> bool:
-    """Nothing found is nothing shown: without operators it never holds, nor with tensors that a recipe forgot."""
-    forgotten = audit.claimed and audit.unclaimed
-    if not operators or audit.missing or audit.shape_mismatch or forgotten:
-        return False
-    if options.require == "proved" and any(o.evidence.established != "proved" for o in operators):
-        return False
-    contradicted = any(o.evidence.contradiction for o in operators) or any(k.audit == "contradicted" for k in keys)
-    return options.trust_recipe or not contradicted
+def _faults(
+    operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options
+) -> list[str]:
+    """What keeps the inventory from holding, a line each; nothing found is nothing shown."""
+    faults = [] if operators else ["no operator was found"]
+    faults += [
+        f"{what}: {_first(names)}"
+        for what, names in (
+            ("tensors missing from the checkpoint", audit.missing),
+            ("tensors of another shape than the recipe says", audit.shape_mismatch),
+            ("tensors in no operator", audit.unclaimed if audit.claimed else ()),
+        )
+        if names
+    ]
+    unproved = [o.name for o in operators if o.evidence.established != "proved"]
+    if options.require == "proved" and unproved:
+        faults.append(f"operators not proved: {_first(unproved)}")
+    if not options.trust_recipe:
+        faults += [o.evidence.contradiction for o in operators if o.evidence.contradiction]
+        faults += [f"config key {key.key}: {key.detail}" for key in keys if key.audit == "contradicted"]
+    return faults
+
+
+def _first(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -179,8 +179,13 @@ def test_lost_and_foreign_tensors(tiny_repo, tmp_path):
     tensors = load_file(changed / "model.safetensors")
     tensors["stranger"] = tensors.pop("model.norm.weight")
     save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
-    audit = decompose(changed).tensor_audit
+    inventory = decompose(changed)
+    audit = inventory.tensor_audit
     assert audit.unclaimed == ("stranger",) and audit.missing == ("model.norm.weight",)
+    assert inventory.faults == (
+        "tensors missing from the checkpoint: model.norm.weight",
+        "tensors in no operator: stranger",
+    )
 
 
 def test_behaviour_beats_the_recipe(tiny_repo, tmp_path):
@@ -193,9 +198,9 @@ def test_behaviour_beats_the_recipe(tiny_repo, tmp_path):
     assert not inventory.holds
     (contradiction,) = [o.evidence.contradiction for o in inventory.operators if o.evidence.contradiction]
     assert contradiction.startswith("layers.0.delta: qk_norm_eps is 0.01 in the recipe")
-    assert contradiction in inventory.warnings
+    assert contradiction in inventory.warnings and inventory.faults == (contradiction,)
     trusted = decompose(repo, recipe=str(tmp_path / "wrong.yaml"), trust_recipe=True)
-    assert trusted.holds
+    assert trusted.holds and trusted.faults == ()
     changes = diff(decompose(repo), inventory)
     assert [(c.what, c.name, c.before, c.after) for c in changes] == [("attribute", "delta.qk_norm_eps", 1e-6, 0.01)]
 
@@ -237,7 +242,9 @@ def test_a_model_without_recipe(tiny_repo, tmp_path, monkeypatch):
     assert projection.inputs == ("in[0] [1, 77, 256]",) and projection.outputs == ("out [1, 77, 128]",)
     assert sum(o.parameters for o in inventory.operators) == inventory.parameters
     assert any("chunk_gated_delta_rule" in warning for warning in inventory.warnings)
-    assert not decompose(tiny_repo("qwen3_5"), require="proved").holds
+    (fault,) = decompose(tiny_repo("qwen3_5"), require="proved").faults
+    first = ", ".join(o.name for o in inventory.operators[:5])
+    assert fault.startswith(f"operators not proved: {first} and ")
 
 
 def test_a_full_disk_does_not_pass_for_a_model_that_cannot_be_watched(tiny_repo, monkeypatch):
@@ -281,7 +288,7 @@ def test_no_operators_hold_nothing(tiny_repo, monkeypatch, options):
     monkeypatch.setattr("day0.decompose.stage.look", lambda *a, **k: Seen())
     monkeypatch.setattr("day0.decompose.stage.read_source", lambda *a: [])
     inventory = decompose(tiny_repo("qwen3_5"), **options)
-    assert inventory.operators == () and not inventory.holds
+    assert inventory.operators == () and not inventory.holds and "no operator was found" in inventory.faults
 
 
 def test_code_of_the_repo(tmp_path):

@@ -75,6 +75,7 @@ def test_a_wrapper_may_leave_it_to_its_text_config(written):
 def test_decompose_does_not_hold_then(written):
     found = run(ModelRepo.open(written(True, "apart")), Options(), Provenance(day0_version="0", model_hash="0"))
     assert not found.holds and [k.key for k in found.config_audit if k.audit == "contradicted"] == [TIE]
+    assert len(found.faults) == 1 and found.faults[0].startswith(f"config key {TIE}: ")
 
 
 def test_tensors_that_are_not_at_hand_are_not_compared(written):
