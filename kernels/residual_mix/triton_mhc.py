@@ -1,15 +1,14 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 """Manifold-constrained hyper-connections: mix the streams, project them, and collapse them into the next input.
 
 With f the flattened stream of a token, u = fn RMS(f) = (fn f) / rms(f): the projection and the sum of squares go over
 the same channels, so a token's channels may be split among programs and their partial sums added in a fixed order.
-Formulas: arXiv 2512.24880, as in mhc.py beside this file. Two launches:
+Formulas: arXiv 2512.24880, as in mhc.py beside this file. For few tokens two launches, so that both fill the device:
 
-    _mix_and_project   h' = post(h, y, mix) (or h' = h), partial sums of fn h' and of |h'|^2
-    _gates_and_collapse   gates from the sums (Sinkhorn in one program per group of tokens), x = sum_i p_i h'_i
+    mix_and_project   h' = post(h, y, mix) (or h' = h), partial sums of fn h' and of |h'|^2
+    gates_and_collapse   gates from the sums (Sinkhorn in one program per group of tokens), x = sum_i p_i h'_i
 
-x needs gates of the whole token, so h' is read again. Slices of tokens small enough for L2 go through both launches
-one after the other, which keeps that second read off the device memory.
+x needs gates of the whole token, so h' is read again. For many tokens one launch does both: of the programs that share
+tokens the last to arrive (a ticket counts them) goes on to gates and collapse, while what they wrote is still in L2.
 """
 
 from typing import Any
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
 from day0.kernels.common.triton_tuning import Config, Space, size_bucket
+from day0.kernels.residual_mix import triton_mhc_kernels
+from day0.kernels.residual_mix.triton_mhc_kernels import all_in_one, gates_and_collapse, mix_and_project
 
 KERNEL = "residual_mix/triton (mhc)"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,13 +29,13 @@ FEW = 512  # tokens up to which the channels of a token are spread over many pro
 MAX_STREAMS = 8
 SHARED_BYTES = 160 * 1024
 
-# BM x BC: tile of the projection; SPLITS (a power of 2): programs that share a token's channels; BT x BX: tile of the
-# collapse; SLICE: tokens that go through both launches before the next ones start.
+# BM x BC: tile of the projection; SPLITS (a power of 2): programs that share a token's channels; ONCE: one launch;
+# BT x BX: tile of the collapse, BM x BX in one launch; regs: registers of a thread at most (0: as the compiler likes).
 FEW_SPACE = Space(
     "residual_mix.mhc_few",
-    __file__,
+    str(triton_mhc_kernels.__file__),
     tuple(
-        {"BM": 16, "BC": bc, "SPLITS": splits, "BT": bt, "BX": bx, "SLICE": 1 << 20, "warps": warps, "stages": 3}
+        {"ONCE": 0, "BM": 16, "BC": bc, "SPLITS": splits, "BT": bt, "BX": bx, "warps": warps, "stages": 3, "regs": 0}
         for bc, splits, bt, bx, warps in (
             (64, 32, 2, 512, 4),
             (128, 32, 1, 1024, 8),
@@ -42,178 +43,24 @@ FEW_SPACE = Space(
             (64, 16, 2, 512, 4),
             (64, 32, 1, 1024, 4),
             (64, 64, 4, 256, 4),
-            (64, 32, 1, 512, 4),
-            (128, 32, 2, 512, 8),
         )
     ),
 )
 MANY_SPACE = Space(
     "residual_mix.mhc_many",
-    __file__,
+    str(triton_mhc_kernels.__file__),
     tuple(
-        {"BM": bm, "BC": bc, "SPLITS": splits, "BT": 4, "BX": 512, "SLICE": size, "warps": warps, "stages": stages}
-        for bm, bc, splits, size, warps, stages in (
-            (16, 64, 4, 1024, 4, 2),
-            (16, 64, 8, 1024, 4, 2),
-            (16, 64, 4, 2048, 4, 2),
-            (16, 64, 4, 1 << 20, 4, 2),
-            (16, 64, 4, 1024, 4, 3),
-            (32, 64, 8, 1024, 8, 2),
-            (32, 64, 4, 2048, 8, 3),
+        {"ONCE": once, "BM": 16, "BC": 64, "SPLITS": splits, "BT": 4, "BX": bx, "warps": 4, "stages": 2, "regs": regs}
+        for once, splits, bx, regs in (
+            (1, 8, 256, 0),
+            (1, 8, 256, 128),
+            (1, 4, 256, 128),
+            (1, 16, 256, 128),
+            (1, 8, 128, 128),
+            (0, 8, 512, 128),
         )
     ),
 )
-
-
-@triton.jit
-def _mix_and_project(
-    h,
-    y,
-    out_gates,
-    mixing,
-    h_new,
-    fn,
-    partial,
-    tokens,
-    width,
-    h_row,
-    h_stream,
-    y_row,
-    new_row,
-    new_stream,
-    fn_row,
-    unit,
-    STREAMS: tl.constexpr,
-    MIX: tl.constexpr,
-    PROJECT: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    DOT: tl.constexpr,
-    BM: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """Tokens x (a split of the channels of every stream). partial [SPLITS, tokens, PAD]: ROWS products, then |h'|^2."""
-    token = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    live = token < tokens
-    split = tl.program_id(1)
-    row = tl.arange(0, PAD)
-    per_split = tl.cdiv(tl.cdiv(width, BC), SPLITS)
-    products = tl.zeros([BM, PAD], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    gates = ()
-    mixes = ()
-    if MIX:
-        for i in tl.static_range(STREAMS):
-            gates = gates + (tl.load(out_gates + token * STREAMS + i, mask=live, other=0.0)[:, None],)
-        for e in tl.static_range(STREAMS * STREAMS):
-            mixes = mixes + (tl.load(mixing + token * STREAMS * STREAMS + e, mask=live, other=0.0)[:, None],)
-    for chunk in range(split * per_split, (split + 1) * per_split):
-        channel = chunk * BC + tl.arange(0, BC)
-        mask = live[:, None] & (channel < width)[None, :]
-        streams = ()
-        for j in tl.static_range(STREAMS):
-            at = token[:, None] * h_row + j * h_stream + channel[None, :]
-            streams = streams + (tl.load(h + at, mask=mask, other=0.0),)
-        if MIX:
-            # `unit` is 1 and no constant: without it the compiler mixes in the product's operand layout, which holds
-            # every element in all warps (255 registers and spills instead of 130).
-            added = tl.load(y + token[:, None] * y_row + channel[None, :], mask=mask, other=0.0).to(tl.float32) * unit
-        for i in tl.static_range(STREAMS):
-            if MIX:
-                mixed = gates[i] * added
-                for j in tl.static_range(STREAMS):
-                    mixed += mixes[j * STREAMS + i] * streams[j].to(tl.float32)
-                value = mixed.to(h_new.dtype.element_ty)
-                tl.store(h_new + token[:, None] * new_row + i * new_stream + channel[None, :], value, mask=mask)
-            else:
-                value = streams[i]
-            if PROJECT:
-                at = row[None, :] * fn_row + i * width + channel[:, None]
-                w = tl.load(fn + at, mask=(row < ROWS)[None, :] & (channel < width)[:, None], other=0.0)
-                products = tl.dot(value.to(DOT), w.to(DOT), products, input_precision="ieee")
-                squares += tl.sum(value.to(tl.float32) * value.to(tl.float32), 1)
-    if PROJECT:
-        result = tl.where(row[None, :] == ROWS, squares[:, None], products)
-        at = (split * tokens + token)[:, None] * PAD + row[None, :]
-        tl.store(partial + at, result, mask=live[:, None])
-
-
-@triton.jit
-def _normaliser(m, axis: tl.constexpr, eps):
-    """m over its sums along an axis; padding, all zeros, stays zero also where eps is 0."""
-    total = tl.sum(m, axis, keep_dims=True) + eps
-    return m / tl.where(total == 0.0, 1.0, total)
-
-
-@triton.jit
-def _gates_and_collapse(
-    h,
-    partial,
-    base,
-    scale,
-    x,
-    out_gates,
-    mixing,
-    tokens,
-    width,
-    h_row,
-    h_stream,
-    x_row,
-    norm_eps,
-    mix_eps,
-    iterations,
-    STREAMS: tl.constexpr,
-    SIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BT: tl.constexpr,
-    BX: tl.constexpr,
-):
-    """Axis 1 of the grid: 0 makes the tokens' post gates and mixing matrices, the others collapse BX channels each."""
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    live = token < tokens
-    part = tl.arange(0, SPLITS)
-    sums = partial + (part[:, None] * tokens + token[None, :]) * PAD
-    squares = tl.sum(tl.load(sums + ROWS, mask=live[None, :], other=0.0), 0)
-    inverse = tl.rsqrt(squares / (STREAMS * width) + norm_eps)
-    block = tl.program_id(1)
-    if block == 0:
-        post_scale = tl.load(scale + 1)
-        for s in tl.static_range(STREAMS):
-            post_u = tl.sum(tl.load(sums + STREAMS + s, mask=live[None, :], other=0.0), 0) * inverse
-            post_gate = 2.0 * tl.sigmoid(post_u * post_scale + tl.load(base + STREAMS + s))
-            tl.store(out_gates + token * STREAMS + s, post_gate, mask=live)
-        i = tl.arange(0, SIDE)[None, :, None]
-        j = tl.arange(0, SIDE)[None, None, :]
-        real = (i < STREAMS) & (j < STREAMS)
-        kept = live[:, None, None] & real
-        mix_u = tl.zeros([BT, SIDE, SIDE], tl.float32)
-        for k in range(SPLITS):
-            entry = (k * tokens + token)[:, None, None] * PAD + 2 * STREAMS + i * STREAMS + j
-            mix_u += tl.load(partial + entry, mask=kept, other=0.0)
-        offset = tl.load(base + 2 * STREAMS + i * STREAMS + j, mask=real, other=0.0)
-        logits = tl.where(real, mix_u * inverse[:, None, None] * tl.load(scale + 2) + offset, -float("inf"))
-        top = tl.max(logits, 2, keep_dims=True)
-        m = tl.where(real, tl.exp(logits - tl.where(top == -float("inf"), 0.0, top)), 0.0)
-        m = tl.where(real, _normaliser(m, 2, 0.0) + mix_eps, 0.0)
-        m = _normaliser(m, 1, mix_eps)
-        for _ in range(iterations - 1):
-            m = _normaliser(m, 2, mix_eps)
-            m = _normaliser(m, 1, mix_eps)
-        tl.store(mixing + token[:, None, None] * STREAMS * STREAMS + i * STREAMS + j, m, mask=kept)
-    else:
-        channel = (block - 1) * BX + tl.arange(0, BX)
-        mask = live[:, None] & (channel < width)[None, :]
-        pre_scale = tl.load(scale)
-        total = tl.zeros([BT, BX], tl.float32)
-        for s in tl.static_range(STREAMS):
-            u = tl.sum(tl.load(sums + s, mask=live[None, :], other=0.0), 0) * inverse
-            gate = tl.sigmoid(u * pre_scale + tl.load(base + s)) + mix_eps
-            at = token[:, None] * h_row + s * h_stream + channel[None, :]
-            total += gate[:, None] * tl.load(h + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(x + token[:, None] * x_row + channel[None, :], total.to(x.dtype.element_ty), mask=mask)
 
 
 def config(tokens: int, streams: int, width: int) -> dict[str, int]:
@@ -245,12 +92,14 @@ def padded_rows(streams: int) -> int:
     return max(16, next_power_of_2((2 + streams) * streams + 1))
 
 
-def workspace(h: Tensor, *, launch: dict[str, int] | None = None) -> Tensor:
-    """Scratch for the partial sums of h [N, S, H], float32: read only where the same launch wrote."""
+def workspace(h: Tensor, *, launch: dict[str, int] | None = None) -> tuple[Tensor, Tensor]:
+    """Scratch for h [N, S, H]: partial sums, float32, read only where the same launch wrote; tickets, int32, zero
+    before the first launch and after each."""
     tokens, streams, width = h.shape
     chosen = launch or config(tokens, streams, width)
-    size = chosen["SPLITS"] * min(tokens, chosen["SLICE"]) * padded_rows(streams)
-    return torch.empty(size, dtype=torch.float32, device=h.device)
+    sums = torch.empty(chosen["SPLITS"] * tokens * padded_rows(streams), dtype=torch.float32, device=h.device)
+    count = triton.cdiv(tokens, chosen["BM"]) if chosen["ONCE"] else 0
+    return sums, torch.zeros(count, dtype=torch.int32, device=h.device)
 
 
 def read(
@@ -263,7 +112,7 @@ def read(
     mix_eps: float,
     iterations: int,
     out: tuple[Tensor, Tensor, Tensor],  # x [N, H], post gates [N, S] float32, mixing matrices [N, S, S] float32
-    scratch: Tensor,  # from workspace(h)
+    scratch: tuple[Tensor, Tensor],  # from workspace(h)
     written: tuple[Tensor, Tensor, Tensor] | None = None,  # y [N, H], gates and matrices of the branch before
     h_new: Tensor | None = None,  # like h, and apart from it; with `written`
     launch: dict[str, int] | None = None,
@@ -287,46 +136,35 @@ def read(
     require_tensor(KERNEL, "x", out[0], (tokens, width), (h.dtype,))
     require((written is None) == (h_new is None), KERNEL, "both `written` and `h_new`, or neither")
     chosen = launch or config(tokens, streams, width)
-    pad, splits, size = padded_rows(streams), chosen["SPLITS"], min(chosen["SLICE"], max(tokens, 1))
-    require(scratch.numel() >= splits * min(size, tokens) * pad, KERNEL, "scratch from workspace()")
+    pad, splits = padded_rows(streams), chosen["SPLITS"]
+    groups = triton.cdiv(tokens, chosen["BM"])
+    enough = scratch[0].numel() >= splits * tokens * pad and scratch[1].numel() >= groups * chosen["ONCE"]
+    require(enough, KERNEL, "scratch from workspace()")
     if h_new is not None and written is not None:
         _require_written(h, written, h_new)
         require(h_new.data_ptr() != h.data_ptr() or tokens == 0, KERNEL, "a new stream apart from the old one")
     exact = h.dtype == fn.dtype and h.dtype != torch.float32
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[h.dtype] if exact else tl.float32
     chosen = _narrowed(chosen, streams, h.element_size() if exact else 4)
-    for start in range(0, tokens, size):
-        some = slice(start, min(start + size, tokens))
-        part = None if written is None else (written[0][some], written[1][some], written[2][some])
-        new = None if h_new is None else h_new[some]
-        _launch_mix(h[some], part, new, fn, scratch, chosen, dot)
-        source = h[some] if new is None else new
-        n = source.shape[0]
-        _gates_and_collapse[(triton.cdiv(n, chosen["BT"]), triton.cdiv(width, chosen["BX"]) + 1)](
-            source,
-            scratch,
-            base,
-            scale,
-            out[0][some],
-            out[1][some],
-            out[2][some],
-            n,
-            width,
-            source.stride(0),
-            source.stride(1),
-            out[0].stride(0),
-            norm_eps,
-            mix_eps,
-            iterations,
-            STREAMS=streams,
-            SIDE=next_power_of_2(streams),
-            ROWS=rows,
-            PAD=pad,
-            SPLITS=splits,
-            BT=chosen["BT"],
-            BX=chosen["BX"],
-            num_warps=4,
-        )
+    if tokens == 0:
+        return
+    source = h if h_new is None else h_new
+    shared: dict[str, Any] = dict(
+        partial=scratch[0], base=base, scale=scale, x=out[0], out_gates=out[1], mixing=out[2], x_row=out[0].stride(0),
+        norm_eps=norm_eps, mix_eps=mix_eps, iterations=iterations, SIDE=next_power_of_2(streams), BX=chosen["BX"],
+    )  # fmt: skip
+    if chosen["ONCE"]:
+        y, gates, mixing = written or (h, h, h)
+        all_in_one[(groups * splits,)](
+            h, y, gates, mixing, source, fn, tickets=scratch[1], unit=1.0, **shared,
+            **_mix_arguments(h, y, source, fn, chosen, mixes=written is not None, dot=dot),
+        )  # fmt: skip
+        return
+    _launch_mix(h, written, h_new, fn, scratch[0], chosen, dot)
+    gates_and_collapse[(triton.cdiv(tokens, chosen["BT"]), triton.cdiv(width, chosen["BX"]) + 1)](
+        source, tokens=tokens, width=width, h_row=source.stride(0), h_stream=source.stride(1), STREAMS=streams,
+        ROWS=rows, PAD=pad, SPLITS=splits, BT=chosen["BT"], num_warps=4, **shared,
+    )  # fmt: skip
 
 
 def write(h: Tensor, y: Tensor, gates: Tensor, mixing: Tensor, *, out: Tensor) -> None:
@@ -334,7 +172,14 @@ def write(h: Tensor, y: Tensor, gates: Tensor, mixing: Tensor, *, out: Tensor) -
     _require_streams(h)
     _require_written(h, (y, gates, mixing), out)
     if h.shape[0]:
-        chosen = {"BM": 4, "BC": 256, "SPLITS": max(1, triton.cdiv(h.shape[2], 256)), "warps": 4, "stages": 1}
+        chosen = {
+            "BM": 4,
+            "BC": 256,
+            "SPLITS": max(1, triton.cdiv(h.shape[2], 256)),
+            "warps": 4,
+            "stages": 1,
+            "regs": 0,
+        }
         _launch_mix(h, (y, gates, mixing), out, None, None, chosen, tl.float32)
 
 
@@ -347,38 +192,25 @@ def _launch_mix(
     chosen: dict[str, int],
     dot: Any,
 ) -> None:
-    tokens, streams, width = h.shape
     y, gates, mixing = written or (h, h, h)
     new = h if h_new is None else h_new
-    _mix_and_project[(triton.cdiv(tokens, chosen["BM"]), chosen["SPLITS"])](
-        h,
-        y,
-        gates,
-        mixing,
-        new,
-        h if fn is None else fn,
-        h if scratch is None else scratch,
-        tokens,
-        width,
-        h.stride(0),
-        h.stride(1),
-        y.stride(0),
-        new.stride(0),
-        new.stride(1),
-        0 if fn is None else fn.stride(0),
-        1.0,
-        STREAMS=streams,
-        MIX=written is not None,
-        PROJECT=fn is not None,
-        ROWS=(2 + streams) * streams,
-        PAD=padded_rows(streams),
-        SPLITS=chosen["SPLITS"],
-        DOT=dot,
-        BM=chosen["BM"],
-        BC=chosen["BC"],
-        num_warps=chosen["warps"],
-        num_stages=chosen["stages"],
-    )
+    mix_and_project[(triton.cdiv(h.shape[0], chosen["BM"]) * chosen["SPLITS"],)](
+        h, y, gates, mixing, new, h if fn is None else fn, h if scratch is None else scratch, unit=1.0,
+        PROJECT=fn is not None, **_mix_arguments(h, y, new, fn, chosen, mixes=written is not None, dot=dot),
+    )  # fmt: skip
+
+
+def _mix_arguments(
+    h: Tensor, y: Tensor, new: Tensor, fn: Tensor | None, chosen: dict[str, int], *, mixes: bool, dot: Any
+) -> dict[str, Any]:
+    """What both kernels that mix and project take."""
+    tokens, streams, width = h.shape
+    return dict(
+        tokens=tokens, width=width, h_row=h.stride(0), h_stream=h.stride(1), y_row=y.stride(0), new_row=new.stride(0),
+        new_stream=new.stride(1), fn_row=0 if fn is None else fn.stride(0), STREAMS=streams, MIX=mixes,
+        ROWS=(2 + streams) * streams, PAD=padded_rows(streams), SPLITS=chosen["SPLITS"], DOT=dot, BM=chosen["BM"],
+        BC=chosen["BC"], num_warps=chosen["warps"], num_stages=chosen["stages"], maxnreg=chosen["regs"] or None,
+    )  # fmt: skip
 
 
 def _require_streams(h: Tensor) -> None:
