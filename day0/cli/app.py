@@ -35,7 +35,8 @@ READER_GONE = 141  # as a shell reports any program that such a pipe ends: 128 +
 app = typer.Typer(
     name="day0",
     help="Take a new model's repo from never seen to runs, and prove how close it is to its reference.",
-    epilog="Exit codes: 0 holds, 1 a gate does not hold, 2 could not run, 3 inconclusive, 130 interrupted, 141 reader gone.",
+    epilog="Exit codes: 0 holds, 1 a gate does not hold, 2 could not run, 3 inconclusive, 130 interrupted, "
+    "141 reader gone.",
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
