@@ -33,7 +33,7 @@ SURFACE = {
     "day0 kernels list": [*COMMON],
     "day0 kernels show": ["KIND", *COMMON],
     "day0 kernels test": ["KINDS?", "--match", "--dtype", "--seed", *COMMON],
-    "day0 kernels bench": ["KINDS?", "--match", *COMMON],
+    "day0 kernels bench": ["KINDS?", "--match", "--peers", *COMMON],
     "day0 recipes": [*COMMON],
     "day0 recipes show": ["NAME", *COMMON],
     "day0 recipes schema": [*COMMON],
