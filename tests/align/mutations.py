@@ -26,8 +26,7 @@ class Excuse:
 
 
 _EITHER_WAY = "says in which dtype: float64 either way"
-_WHOLE_CHANNEL = "enters through a bound that is rounded to a whole channel"
-_NO_TIME_STEP = "means nothing in another decay form"
+_OTHER_DECAY = "means nothing in another decay form"
 
 # What is not listed has to be seen.
 UNSEEN = {
@@ -41,17 +40,17 @@ UNSEEN = {
     ("moe", "clamp"): Excuse("no activation reaches this limit", lambda a, v: a.clamp == 0, by_chance=True),
     ("mlp", "clamp"): Excuse("no activation reaches this limit", lambda a, v: a.clamp == 0, by_chance=True),
     ("norm", "gate_order"): Excuse("means nothing without a gate", lambda a, v: a.gate == "none"),
-    ("recurrence", "lower_bound"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "bounded_sigmoid"),
-    ("recurrence", "time_step_min"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "time_step"),
-    ("recurrence", "time_step_max"): Excuse(_NO_TIME_STEP, lambda a, v: a.decay_form != "time_step"),
+    ("recurrence", "lower_bound"): Excuse(_OTHER_DECAY, lambda a, v: a.decay_form != "bounded_sigmoid"),
+    ("recurrence", "time_step_min"): Excuse(_OTHER_DECAY, lambda a, v: a.decay_form != "time_step"),
     ("recurrence", "slope_scale"): Excuse("means nothing where decay varies", lambda a, v: a.decay != "constant"),
     ("residual_mix", "width"): Excuse(
         "sizes weights only, of which this scheme has none", lambda a, v: not get_kind("residual_mix").weights(a)
     ),
     ("rotary", "original_max_position_embeddings"): Excuse(
-        _WHOLE_CHANNEL, lambda a, v: v == a.original_max_position_embeddings + 1, ("deepseek_v32",)
+        "enters through bounds that are rounded to whole channels",
+        lambda a, v: v == a.original_max_position_embeddings + 1,
+        ("deepseek_v32",),
     ),
-    ("rotary", "beta_fast"): Excuse(_WHOLE_CHANNEL, families=("deepseek_v32",)),
 }
 
 
@@ -108,8 +107,11 @@ class Outcome:
 
 
 def try_mutation(package: Package, expected: Sequence[Expected], mutation: Mutation) -> Outcome:
-    """What exactness makes of a package with one wrong attribute: it must name the operator and a layer that has it."""
-    layers = [m.name for m in package.operators() if m.name.rsplit(".", 1)[-1] == mutation.operator]
+    """What exactness makes of a package with one wrong attribute: it must name the operator and a layer that has it.
+
+    Named beside another is not enough: the references hold every output of every operator.
+    """
+    places = [m.name for m in package.operators() if m.name.rsplit(".", 1)[-1] == mutation.operator]
     with mutated(package, mutation):
         try:
             result = check_exactness(package, expected)
@@ -119,9 +121,8 @@ def try_mutation(package: Package, expected: Sequence[Expected], mutation: Mutat
     if bad is None:
         assert all(row.verdict == "holds" for row in result.rows)
         return Outcome(mutation, "silent")
-    names = {bad.operator.split(".")[0], *(name.split(".")[0] for name in bad.together_with)}
-    first = layers[0] if bad.layer is None else f"layers.{bad.layer}.{mutation.operator}"
-    named = mutation.operator in names and first in layers
+    blamed = bad.operator.split(".")[0]  # without the method
+    named = (blamed if bad.layer is None else f"layers.{bad.layer}.{blamed}") in places
     return Outcome(mutation, "named" if named else "misnamed", bad)
 
 

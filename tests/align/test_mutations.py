@@ -17,7 +17,7 @@ from day0.reference.float64 import loaded_in_float64
 from day0.repo.model_repo import ModelRepo
 
 from ..builders.families import FAMILIES
-from .mutations import Mutation, mutated, mutations, try_mutation, unseen_because
+from .mutations import UNSEEN, Mutation, mutated, mutations, try_mutation, unseen_because
 from .packages import package_of, recipe_of, write_program
 
 SHIPPED = [name for name in FAMILIES if name in shipped_recipes()]
@@ -86,3 +86,13 @@ def test_every_attribute_of_every_kind(family, tiny_repo, tmp_path):
     wrong += [f"{m}: seen, so it needs no excuse" for m, excuse in excused.items() if not excuse.by_chance]
     assert not wrong, "\n".join(wrong)
     assert sum(o.result == "named" for o in outcomes) > len(outcomes) / 3
+
+
+@pytest.mark.verify
+def test_every_excuse_is_needed_somewhere(tiny_repo, tmp_path):
+    needed = set()
+    for family in SHIPPED:
+        package = package_of(ModelRepo.open(tiny_repo(family)), tmp_path / family)
+        excused = (m for m in mutations(package) if unseen_because(package, m, family))
+        needed |= {(mutation.kind, mutation.attribute) for mutation in excused}
+    assert needed == set(UNSEEN)

@@ -246,7 +246,7 @@ def deepseek_v32(layers: int) -> PreTrainedConfig:
             rope_theta=10_000.0,
             factor=4.0,
             original_max_position_embeddings=128,
-            beta_fast=32.0,
+            beta_fast=6.0,  # above 11, as by default, its bound is the first channel whatever the value
             beta_slow=1.0,
             mscale=1.0,
             mscale_all_dim=1.0,
