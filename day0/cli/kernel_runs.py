@@ -59,6 +59,7 @@ def test(
                     "verdict": "holds" if all(f.holds for f in found) else "does not hold",
                 }
             )
+    _need_any(rows, match)
     verdict = "holds" if all(row["verdict"] == "holds" for row in rows) else "does not hold"
     out.table(rows, title=f"fused kernels beside float64, {dtype}")
     out.document({"verdict": verdict, "dtype": dtype, "seed": seed, "cases": rows})
@@ -106,8 +107,9 @@ def bench(
                     "peers": dict(row.others),
                 }
             )
+    _need_any(rows, match)
     facts = {**asdict(ceilings), **_machine()}
-    out.table(rows, columns=[k for k in rows[0] if k != "peers"] if rows else ())
+    out.table(rows, columns=[k for k in rows[0] if k != "peers"])
     out.document({**facts, "rows": rows})
 
 
@@ -119,6 +121,13 @@ def _named(kinds: list[str] | None) -> list[str]:
     if unknown:
         raise Day0Error(f"no kernels of {', '.join(unknown)}", hint=f"known: {', '.join(kernel_folders())}")
     return list(kinds or kernel_folders())
+
+
+def _need_any(rows: list[dict[str, Any]], match: str) -> None:
+    from day0.errors import Day0Error
+
+    if not rows:
+        raise Day0Error(f"nothing to run has {match!r} in its name", hint="leave --match out to see all names")
 
 
 def _need_gpu() -> None:
