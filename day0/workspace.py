@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -35,8 +36,10 @@ ARTIFACTS: dict[Stage, str] = {**{stage: record.FILE for stage, record in _RECOR
 
 # Stages whose findings depend on the versions of the libraries that the reference runs on.
 _ASK_THE_REFERENCE: tuple[Stage, ...] = ("decompose", "align")
-# Flags that stand for a file's content.
-_CONTENTS = {"recipe_hash": "recipe", "device_hash": "device file"}
+# Flags that stand for the content of a file that another one names.
+_CONTENTS = {"recipe_hash": ("recipe", "recipe"), "device_hash": ("device", "device file")}
+# Flags whose option is not called as they are.
+_OPTIONS = {"texts": "--text", "trust": "--trust-remote-code"}
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,10 @@ class Workspace:
                 hint="wait for it to end, or use another workspace with -w",
             ) from None
 
+    def command(self, stage: Stage) -> str:
+        """The command that runs a stage of this workspace, as a user would type it."""
+        return f"day0 {stage} -w {shlex.quote(str(self.folder))}"
+
     def path(self, stage: Stage) -> Path:
         """The file that says what a stage produced."""
         return self.folder / ARTIFACTS[stage]
@@ -343,11 +350,32 @@ class Workspace:
             return ""
         if was.reference_hash != expected.reference_hash:
             return "the reference implementation changed"
-        flags = sorted(
-            key for key in was.flags.keys() | expected.flags.keys() if was.flags.get(key) != expected.flags.get(key)
-        )
-        if len(flags) == 1 and flags[0] in _CONTENTS:
-            return f"the {_CONTENTS[flags[0]]} changed"
-        if flags or was.device != expected.device:
-            return f"other options: {', '.join(flags) or 'device'}"
-        return ""
+        return "; ".join(_changed_options(was, expected))
+
+
+def _changed_options(was: Provenance, now: Provenance) -> list[str]:
+    """How the options of two runs of a stage differ, as a user would say it."""
+    before = {**was.flags, "device": was.device}
+    after = {**now.flags, "device": now.device}
+    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+    words = [_change(key, before.get(key), after.get(key)) for key in changed if key not in _CONTENTS]
+    # Another file has other content: its name says it all.
+    contents = [_CONTENTS[key] for key in changed if key in _CONTENTS]
+    return words + [f"the {what} changed" for key, what in contents if key not in changed]
+
+
+def _change(key: str, before: Any, after: Any) -> str:
+    option = _OPTIONS.get(key) or f"--{key.replace('_', '-')}"
+    if before is None or after is None:
+        now, value = ("is given now", after) if before is None else ("is not given now", before)
+        return f"{_given(option, value)} {now}"
+    if key == "golden":
+        return "the recording changed"
+    return f"{_given(option, after)} is given now, it was {_given('', before)}"
+
+
+def _given(option: str, value: Any) -> str:
+    """An option as it stands on the command line; of a hash, a value that nobody typed, the option alone."""
+    if value is True or option == "--golden":
+        return option
+    return f"{option} {', '.join(value) if isinstance(value, list) else value}".strip()

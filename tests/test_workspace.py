@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -212,10 +213,36 @@ def test_options_count_only_where_they_are_expected(workspace):
         return {"decompose": by.model_copy(update=fields)}
 
     assert why(workspace, "decompose", expected=expected()) == ""
-    assert why(workspace, "decompose", expected=expected(flags={})) == "other options: recipe"
-    assert why(workspace, "decompose", expected=expected(device="h200")) == "other options: device"
     changed = expected(reference_hash="d" * 64)
     assert why(workspace, "decompose", expected=changed) == "the reference implementation changed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "now", "words"),
+    [
+        ({"recipe": "r.yaml", "recipe_hash": "1"}, {}, "--recipe r.yaml is not given now"),
+        ({"recipe_hash": "1"}, {"recipe": "r.yaml", "recipe_hash": "2"}, "--recipe r.yaml is given now"),
+        ({"recipe": "a.yaml"}, {"recipe": "b.yaml"}, "--recipe b.yaml is given now, it was a.yaml"),
+        ({"recipe_hash": "1"}, {"recipe_hash": "2"}, "the recipe changed"),
+        ({"device_hash": "1"}, {"device_hash": "2"}, "the device file changed"),
+        ({}, {"device": "h200"}, "--device h200 is given now, it was cpu"),
+        ({"layers": 2}, {"dummy_weights": True}, "--dummy-weights is given now; --layers 2 is not given now"),
+        ({"texts": ["a", "b"]}, {"trust": "sandboxed"}, "--text a, b is not given now; --trust-remote-code sandboxed is given now"),
+        ({"golden": "f" * 64}, {}, "--golden is not given now"),
+        ({"golden": "f" * 64}, {"golden": "e" * 64}, "the recording changed"),
+    ],
+)  # fmt: skip
+def test_changed_options_are_told_as_they_are_typed(workspace, flags, now, words):
+    fill(workspace, flags=flags)
+    device = now.pop("device", "cpu")
+    expected = produced_by(model_hash=MODEL, device=device, flags=now)
+    assert why(workspace, "decompose", expected={"decompose": expected}) == words
+
+
+def test_the_command_of_a_stage_can_be_typed(tmp_path):
+    folder = tmp_path / "my model.day0"
+    words = shlex.split(Workspace.of_model("toy", "toy", MODEL, folder).command("generate"))
+    assert words == ["day0", "generate", "-w", str(folder)]
 
 
 @pytest.mark.parametrize("stage", STAGES)

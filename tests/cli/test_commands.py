@@ -143,7 +143,7 @@ def test_dry_run_runs_nothing(line, capsys):
     steps = day0(capsys, "run", "demo", "--dry-run", "--from", "map", "--json").json["stages"]
     assert [(s["would"], s["why"]) for s in steps[:2]] == [("reuse", "its inputs are unchanged"), ("run", "asked for")]
     steps = day0(capsys, "run", "demo", "--dry-run", "--device", "h200", "--json").json["stages"]
-    assert steps[1]["would"] == "run" and steps[1]["why"] == "other options: device"
+    assert steps[1]["would"] == "run" and steps[1]["why"] == "--device h200 is given now, it was cpu"
     assert sorted(p.name for p in line.workspace.folder.iterdir()) == before
 
 
