@@ -31,6 +31,7 @@ MAX_HEADS = 128
 MAX_BUDGET = 4096
 SCRATCH = 2**23
 SAMPLE_EVERY = 16
+MAX_PARTS = 16
 
 # block: candidates a step (at least 16 a warp, see `score_kernel`); waves: programs per multiprocessor; columns: query
 # rows times heads in one product, where a sequence has as many queries.
@@ -46,14 +47,16 @@ SCORES = Space(
 )
 # The order of float32 sums follows from the block, so there is only one; such products are for checks.
 PLAIN: Mapping[str, int] = {"block": 64, "warps": 4, "stages": 1, "waves": 2, "columns": 1}
-# tile: scores a step of the search goes over; list: how many candidates it narrows to, at least.
+# tile: scores a step of the search goes over; list: how many candidates it narrows to, at least; waves: programs per
+# multiprocessor.
 SELECT = Space(
     "index_select.select",
     triton_select.__file__,
     (
-        {"tile": 8192, "list": 2048, "warps": 32},
-        {"tile": 4096, "list": 2048, "warps": 16},
-        {"tile": 2048, "list": 2048, "warps": 8},
+        {"tile": 4096, "list": 2048, "warps": 16, "waves": 2},
+        {"tile": 2048, "list": 2048, "warps": 8, "waves": 2},
+        {"tile": 4096, "list": 2048, "warps": 16, "waves": 1},
+        {"tile": 4096, "list": 2048, "warps": 8, "waves": 2},
     ),
 )
 Config = Mapping[str, int]
@@ -76,6 +79,7 @@ class Plan:
     candidates: int
     list: int
     sample: int
+    parts: int
 
     @property
     def slots(self) -> int:
@@ -84,8 +88,8 @@ class Plan:
 
     @property
     def scratch(self) -> int:
-        """int32 numbers of scratch: a row's scores, and keys and ids of a list."""
-        return self.slots * (self.candidates + 2 * self.list)
+        """int32 numbers of scratch: a row's scores and ids of candidates, and how many each part kept."""
+        return self.slots * (2 * self.candidates + self.parts + 1)
 
 
 def plan(
@@ -117,6 +121,8 @@ def plan(
     busy = max(1, min(step, cdiv(rows, together)))
     splits = max(1, min(scores["waves"] * multiprocessors(device) // busy, cdiv(candidates, scores["block"])))
     tile = min(select["tile"], next_power_of_2(candidates))
+    selecting = max(1, min(step * together, rows))
+    parts = max(1, min(select["waves"] * multiprocessors(device) // selecting, cdiv(candidates, tile), MAX_PARTS))
     return Plan(
         scores,
         {**select, "tile": tile},
@@ -128,6 +134,7 @@ def plan(
         candidates,
         next_power_of_2(max(select["list"], 2 * k)),
         next_power_of_2(max(min(candidates // SAMPLE_EVERY, 2**14), 16)),
+        parts,
     )
 
 
@@ -166,7 +173,7 @@ def choose(
     q: Tensor,  # [N, heads * dim]
     keys: Tensor,  # [pool rows, dim], the new ones in it
     weights: Tensor | None,  # [N, heads]
-    out: Tensor,  # [N, width] int64
+    out: Tensor,  # [N, width] int64 or int32
     flag: Tensor,  # [1] int32: set to 1 if the score of a visible candidate is NaN, else left alone
     scratch: Tensor,  # see `workspace`
     *,
@@ -185,7 +192,9 @@ def choose(
     quantised = "" if key_scales is None else QUANTISED[keys.dtype]
     # The interpreter multiplies bfloat16 wrongly, and dequantised values are exact in either.
     exact = tl.bfloat16 if q.is_cuda else tl.float32
-    scored, lists = scratch.split([steps.slots * steps.candidates, steps.slots * 2 * steps.list])
+    slots = steps.slots
+    sizes = [slots * steps.candidates, slots * steps.candidates, slots * steps.parts, slots]
+    scored, kept, counts, arrived = scratch.split(sizes)
     head_weights = q if weights is None else weights
     for first in range(0, steps.blocks, steps.step):
         blocks = min(steps.step, steps.blocks - first)
@@ -199,6 +208,7 @@ def choose(
             batch.cu_seqlens,
             batch.context_lens,
             scored,
+            arrived,
             flag,
             first,
             batch.sequences,
@@ -224,9 +234,11 @@ def choose(
             num_warps=steps.scores["warps"],
             num_stages=steps.scores["stages"],
         )
-        select_kernel[(blocks * steps.together,)](
+        select_kernel[(blocks * steps.together, steps.parts)](
             scored,
-            lists,
+            kept,
+            counts,
+            arrived,
             out,
             batch.cu_seqlens,
             batch.context_lens,
@@ -241,6 +253,7 @@ def choose(
             LIST=steps.list,
             SAMPLE=steps.sample,
             TILE=steps.select["tile"],
+            PARTS=steps.parts,
             POOL=a.pool,
             TAIL=a.tail,
             num_warps=steps.select["warps"],
@@ -268,13 +281,14 @@ def _require(
     dtypes: tuple[Any, ...] = DTYPES if key_scales is None else tuple(QUANTISED)
     require_tensor(KERNEL, "q", q, (rows, a.heads * a.dim), dtypes)
     require_tensor(KERNEL, "keys", keys, (None, a.dim), (q.dtype,))
+    require(keys.stride(0) < 2**20, KERNEL, "keys at most 2^20 numbers apart")
     if q_scales is not None and key_scales is not None:
         require_tensor(KERNEL, "q_scales", q_scales, (rows, a.heads * a.dim // GROUP), (torch.uint8,))
         require_tensor(KERNEL, "key_scales", key_scales, (keys.shape[0], a.dim // GROUP), (torch.uint8,))
     require((weights is not None) == (a.score == "relu_weighted"), KERNEL, f"weights as score {a.score} has them")
     if weights is not None:
         require_tensor(KERNEL, "weights", weights, (rows, a.heads), DTYPES)
-    require_tensor(KERNEL, "out", out, (rows, a.width), (torch.int64,))
+    require_tensor(KERNEL, "out", out, (rows, a.width), (torch.int64, torch.int32))
     require_tensor(KERNEL, "flag", flag, (1,), (torch.int32,))
     require(batch.sequences > 0, KERNEL, "at least one sequence")
     require_batch(KERNEL, batch)

@@ -30,6 +30,16 @@ def dequantised(values, exponents, M: tl.constexpr, D: tl.constexpr, FP8: tl.con
     return tl.reshape(grouped, [M, D]).to(compute)
 
 
+@triton.jit
+def _place_of(pages, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
+    """Pool rows of the tile of candidates from `at` on: of the first, where tiles lie within pages, or of each."""
+    if ENTRIES % B == 0:
+        return entry_of(pages, at, at < last, ENTRIES)
+    else:
+        candidate = at + tl.arange(0, B)
+        return entry_of(pages, candidate, candidate < last, ENTRIES)
+
+
 @triton.jit(do_not_specialize=["first_block", "sequences", "k"])
 def score_kernel(
     q,  # [N, HEADS * D]
@@ -41,6 +51,7 @@ def score_kernel(
     cu_seqlens,  # [S + 1]
     context_lens,  # [S]
     scores,  # [slots, candidates] int32, written where a row sees more than k candidates
+    arrived,  # [slots] int32, set to 0 there
     flag,  # [1] int32
     first_block,
     sequences,  # S
@@ -84,6 +95,8 @@ def score_kernel(
     most = tl.max(visible, axis=0)
     if most <= k:
         return
+    if split == 0:
+        tl.store(arrived + number * R + tl.arange(0, R), 0)
     per_split = tl.cdiv(tl.cdiv(most, B), tl.num_programs(1)) * B
     begin = split * per_split
     last = tl.minimum(begin + per_split, most)
@@ -94,10 +107,10 @@ def score_kernel(
     query_row = first + tl.arange(0, R * H) // H
     used = (head < HEADS) & (query_row < end)
     channel = tl.arange(0, D)
+    group = tl.arange(0, D // 32)
     q_at = q + query_row[:, None] * q_stride + head[:, None] * D + channel[None, :]
     queries = tl.load(q_at, mask=used[:, None], other=0)
     if QUANTISED != "":
-        group = tl.arange(0, D // 32)
         s_at = q_scales + query_row[:, None] * q_scale_stride + head[:, None] * (D // 32) + group[None, :]
         q_exponents = tl.load(s_at, mask=used[:, None], other=0)
         queries = dequantised(queries, q_exponents, R * H, D, QUANTISED == "e4m3", compute)
@@ -111,16 +124,21 @@ def score_kernel(
     column = tl.arange(0, B)
     mine = scores + ((number * R + tl.arange(0, R)).to(tl.int64) * score_stride)[None, :]
     nan = tl.zeros([B, R], tl.int32)
-    # The page of the next tile is read one tile ahead, so that its latency is not waited for.
-    ahead = entry_of(pages, begin + column, begin + column < last, ENTRIES)
+    # Where the next tile is is looked up one tile ahead: a look-up in the same step would halve the tiles on their way.
+    ahead = _place_of(pages, begin, last, B, ENTRIES)
     for at in range(begin, last, B):
         candidate = at + column
         seen = candidate < last
-        entry = ahead
-        ahead = entry_of(pages, candidate + B, candidate + B < last, ENTRIES)
-        tile = tl.load(keys + entry[:, None] * key_stride + channel[None, :], mask=seen[:, None], other=0)
+        place = ahead
+        ahead = _place_of(pages, at + B, last, B, ENTRIES)
+        if ENTRIES % B == 0:
+            tile_at = keys + place * key_stride + (column[:, None] * key_stride + channel[None, :])
+            e_at = key_scales + place * key_scale_stride + (column[:, None] * key_scale_stride + group[None, :])
+        else:
+            tile_at = keys + place[:, None] * key_stride + channel[None, :]
+            e_at = key_scales + place[:, None] * key_scale_stride + group[None, :]
+        tile = tl.load(tile_at, mask=seen[:, None], other=0)
         if QUANTISED != "":
-            e_at = key_scales + entry[:, None] * key_scale_stride + tl.arange(0, D // 32)[None, :]
             exponents = tl.load(e_at, mask=seen[:, None], other=0)
             tile = dequantised(tile, exponents, B, D, QUANTISED == "e4m3", compute)
         hits = tl.maximum(tl.dot(tile, queries, input_precision="ieee"), 0.0, propagate_nan=tl.PropagateNan.ALL)

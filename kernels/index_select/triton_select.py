@@ -21,35 +21,59 @@ def _valid(keys, at, count):
 def cut_of(keys, k, slack):
     """A key that at least k and, unless more are equal, at most k + slack of `keys` [W] reach; W >= k of them valid.
 
-    Integer counts, so that their order does not matter. With slack 0 and without equal keys it lies above the k + 1st
-    largest; it is the k-th largest where that one has equals beyond k.
+    Integer counts, so that their order does not matter; W < 65536, so that two fit in one. With slack 0 and without
+    equal keys it lies above the k + 1st largest; it is the k-th largest where that one has equals beyond k.
     """
-    low = tl.min(tl.where(keys == NOTHING, _HIGHEST, keys), axis=0)
-    high = tl.max(keys, axis=0)
+    low = tl.min(tl.where(keys == NOTHING, _HIGHEST, keys), axis=0).to(tl.int64)
+    high = tl.max(keys, axis=0).to(tl.int64)
     reached = k + slack + 1
+    # Latency counts, not operations: each step asks at two keys and leaves a third.
     while (low < high) & (reached > k + slack):
-        middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up, without overflow
-        n = tl.sum((keys >= middle).to(tl.int32), axis=0)
-        if n >= k:
-            low = middle
-            reached = n
+        third = low + 1 + (((high - low - 1) * 11) >> 5)
+        second = low + 1 + (((high - low - 1) * 22) >> 5)
+        ones = (keys >= third.to(tl.int32)).to(tl.int32) + ((keys >= second.to(tl.int32)).to(tl.int32) << 16)
+        n = tl.sum(ones, axis=0)
+        if (n >> 16) >= k:
+            low = second
+            reached = n >> 16
+        elif (n & 0xFFFF) >= k:
+            low = third
+            reached = n & 0xFFFF
+            high = second - 1
         else:
-            high = middle - 1
-    return low
+            high = third - 1
+    return low.to(tl.int32)
 
 
 @triton.jit
-def _narrow(scores, kept, visible, k, LIST: tl.constexpr, SAMPLE: tl.constexpr, TILE: tl.constexpr):
-    """Copies the at most LIST candidates that can be among the best k, in order, as keys and ids into kept [2, LIST].
-
-    A bound from a sample is reached, as a rule, by k and four standard deviations more, and one pass over the scores
-    is enough. What is known of the cut otherwise is halved until the bound fits: at the cut itself fewer than k are
-    above it, and of those on it the first k are enough, so LIST >= 2 k always does. Gives how many there are.
-    """
+def _sampled_bound(scores, visible, k, SAMPLE: tl.constexpr):
+    """A key that, as a rule, between k and 2 k of a row's scores reach: by rank k and four deviations in a sample."""
     sample = tl.load(scores + (tl.arange(0, SAMPLE).to(tl.int64) * visible) // SAMPLE)
     expected = k * (SAMPLE / visible.to(tl.float32))
     rank = tl.minimum((expected + 4.0 * tl.sqrt(expected) + 1.0).to(tl.int32), SAMPLE)
-    bound = cut_of(sample, rank, rank // 16)
+    return cut_of(sample, rank, rank // 16)
+
+
+@triton.jit
+def _keep_from(scores, kept, bound, begin, end, TILE: tl.constexpr):
+    """Writes the ids of begin .. end - 1 whose scores reach the bound to kept[begin ..], in order. Gives how many."""
+    count = 0
+    for at in range(begin, end, TILE):
+        id = at + tl.arange(0, TILE)
+        reach = _valid(scores, id, end) >= bound
+        ones = reach.to(tl.int32)
+        tl.store(kept + begin + count + tl.cumsum(ones, axis=0) - ones, id, mask=reach)
+        count += tl.sum(ones, axis=0)
+    return count
+
+
+@triton.jit
+def _narrow(scores, kept, visible, k, bound, LIST: tl.constexpr, TILE: tl.constexpr):
+    """Writes the ids of the at most LIST candidates that can be among the best k to `kept`, in order; gives how many.
+
+    For scores that a sample says too little of. What is known of the cut is halved until a bound fits: at the cut
+    itself fewer than k are above it, and of those on it the first k are enough, so LIST >= 2 k always does.
+    """
     low = tl.full([], NOTHING + 1, tl.int32)
     high = tl.full([], _HIGHEST, tl.int32)
     count = LIST + 1
@@ -69,8 +93,7 @@ def _narrow(scores, kept, visible, k, LIST: tl.constexpr, SAMPLE: tl.constexpr, 
             levels = level_before + (before >> 16)
             place = above_before + (before & 0xFFFF) + tl.minimum(levels, k)
             taken = (above | (level & (levels < k))) & (place < LIST)
-            tl.store(kept + place, keys, mask=taken)
-            tl.store(kept + LIST + place, id, mask=taken)
+            tl.store(kept + place, id, mask=taken)
             above_before += total & 0xFFFF
             level_before += total >> 16
         count = above_before + tl.minimum(level_before, k)
@@ -88,8 +111,10 @@ def _narrow(scores, kept, visible, k, LIST: tl.constexpr, SAMPLE: tl.constexpr, 
 @triton.jit(do_not_specialize=["first_block", "tokens", "sequences", "k", "width"])
 def select_kernel(
     scores,  # [slots, candidates] int32 `ordered` scores
-    lists,  # [slots, 2 * LIST] int32 scratch
-    out,  # [N, width] int64
+    kept,  # [slots, candidates] int32 scratch
+    counts,  # [slots, PARTS] int32 scratch
+    arrived,  # [slots] int32, 0 where a row sees more than k candidates
+    out,  # [N, width] int64 or int32
     cu_seqlens,  # [S + 1]
     context_lens,  # [S]
     first_block,
@@ -103,11 +128,16 @@ def select_kernel(
     LIST: tl.constexpr,
     SAMPLE: tl.constexpr,
     TILE: tl.constexpr,
+    PARTS: tl.constexpr,
     POOL: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """Programs: slots, R to a block of query rows. Writes a row of `out`: chosen tokens, tail, -1."""
+    """Programs (slot, R to a block of query rows; part of what it sees). Writes a row: chosen tokens, tail, -1.
+
+    Each part keeps what reaches a bound that is the same for all; the last to arrive chooses among that.
+    """
     slot = tl.program_id(0)
+    part = tl.program_id(1)
     block = first_block + slot // R
     sequence = sequence_of(block, cu_seqlens, sequences, R)
     start = tl.load(cu_seqlens + sequence)
@@ -118,6 +148,8 @@ def select_kernel(
         return
     position = tl.where(row < end, tl.load(context_lens + sequence) + row - start, -1)
     visible = ((position + 1) // POOL).to(tl.int32)
+    if (visible <= LIST) & (part > 0):
+        return
     out += row * out_stride
     lane = tl.arange(0, LIST)
     if visible <= k:
@@ -127,19 +159,40 @@ def select_kernel(
         return
     scores += slot.to(tl.int64) * score_stride
     if visible > LIST:
-        lists += slot.to(tl.int64) * (2 * LIST)
-        count = _narrow(scores, lists, visible, k, LIST, SAMPLE, TILE)
-        keys = _valid(lists, lane, count)
-        ids = tl.load(lists + LIST + lane)
+        kept += slot.to(tl.int64) * score_stride
+        counts += slot * PARTS
+        bound = _sampled_bound(scores, visible, k, SAMPLE)
+        # Parts begin at groups of 4, so that loads are wide.
+        per_part = tl.cdiv(tl.cdiv(visible, PARTS), 4) * 4
+        begin = part * per_part
+        count = _keep_from(scores, kept, bound, begin, tl.minimum(begin + per_part, visible), TILE)
+        place = lane
+        if PARTS > 1:
+            tl.store(counts + part, count)
+            # All of the part must be written before it counts as arrived.
+            tl.debug_barrier()
+            if tl.atomic_add(arrived + slot, 1, sem="acq_rel") < PARTS - 1:
+                return
+            count = 0
+            for other in tl.static_range(PARTS):
+                # Behind what the parts before kept.
+                place = tl.where(lane >= count, other * per_part + lane - count, place)
+                count += tl.load(counts + other)
+        if (count < k) | (count > LIST):
+            count = _narrow(scores, kept, visible, k, bound, LIST, TILE)
+            place = lane
+        tl.debug_barrier()
+        ids = tl.load(kept + place, mask=lane < count, other=0)
+        keys = tl.where(lane < count, tl.load(scores + ids), NOTHING)
     else:
         keys = _valid(scores, lane, visible)
         ids = lane
     cut = cut_of(keys, k, 0)
     above = keys > cut
     level = keys == cut
-    counts = above.to(tl.int32) + (level.to(tl.int32) << 16)
+    ones = above.to(tl.int32) + (level.to(tl.int32) << 16)
     room = k - tl.sum(above.to(tl.int32), axis=0)
-    before = tl.cumsum(counts, axis=0) - counts
+    before = tl.cumsum(ones, axis=0) - ones
     levels = before >> 16
     keep = above | (level & (levels < room))
     _write_tokens(out, keep, (before & 0xFFFF) + tl.minimum(levels, room), ids, POOL)
@@ -150,7 +203,7 @@ def select_kernel(
 def _write_tokens(out, keep, place, ids, POOL: tl.constexpr):
     """Stores the tokens of the kept candidates: pool j is tokens j * POOL .. + POOL - 1."""
     for i in tl.static_range(POOL):
-        tl.store(out + place * POOL + i, (ids * POOL + i).to(tl.int64), mask=keep)
+        tl.store(out + place * POOL + i, (ids * POOL + i).to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -164,4 +217,4 @@ def _write_rest(out, position, count, width, POOL: tl.constexpr, TAIL: tl.conste
         value = tl.full([COLUMNS], -1, tl.int64)
         if TAIL:
             value = tl.where(token <= position, token, -1)
-        tl.store(out + column, value, mask=column < width)
+        tl.store(out + column, value.to(out.dtype.element_ty), mask=column < width)

@@ -31,7 +31,7 @@ EVERYWHERE = pytest.mark.parametrize("device,dtype", [("cpu", torch.float32), ON
 # Lists of 16 candidates, so that a few dozen have to be narrowed to one.
 SMALL = {"block": 16, "warps": 1, "stages": 1, "waves": 1, "columns": 16}
 PAIRS = SMALL | {"columns": 32}
-NARROW = {"tile": 64, "list": 16, "warps": 1}
+NARROW = {"tile": 64, "list": 16, "warps": 1, "waves": 1}
 WIDE = TOKEN | dict(budget=20)
 
 
