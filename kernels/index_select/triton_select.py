@@ -46,6 +46,15 @@ def cut_of(keys, k, slack):
 
 
 @triton.jit
+def _counts_before(ones, N: tl.constexpr):
+    """What stands before each of `ones` [N] in their sum. By rows of 16: a scan across all warps costs far more."""
+    rows = tl.reshape(ones, [N // 16, 16])
+    totals = tl.sum(rows, axis=1)
+    before = tl.cumsum(totals, axis=0) - totals
+    return tl.reshape(tl.cumsum(rows, axis=1) - rows + before[:, None], [N])
+
+
+@triton.jit
 def _sampled_bound(scores, visible, k, SAMPLE: tl.constexpr):
     """A key that, as a rule, between k and 2 k of a row's scores reach: by rank k and four deviations in a sample."""
     sample = tl.load(scores + (tl.arange(0, SAMPLE).to(tl.int64) * visible) // SAMPLE)
@@ -62,7 +71,7 @@ def _keep_from(scores, kept, bound, begin, end, TILE: tl.constexpr):
         id = at + tl.arange(0, TILE)
         reach = _valid(scores, id, end) >= bound
         ones = reach.to(tl.int32)
-        tl.store(kept + begin + count + tl.cumsum(ones, axis=0) - ones, id, mask=reach)
+        tl.store(kept + begin + count + _counts_before(ones, TILE), id, mask=reach)
         count += tl.sum(ones, axis=0)
     return count
 
@@ -88,7 +97,7 @@ def _narrow(scores, kept, visible, k, bound, LIST: tl.constexpr, TILE: tl.conste
             level = keys == bound
             # Two counts in one scan: TILE <= 32768, so neither half can overflow into the other.
             counts = above.to(tl.int32) + (level.to(tl.int32) << 16)
-            before = tl.cumsum(counts, axis=0) - counts
+            before = _counts_before(counts, TILE)
             total = tl.sum(counts, axis=0)
             levels = level_before + (before >> 16)
             place = above_before + (before & 0xFFFF) + tl.minimum(levels, k)
@@ -192,7 +201,7 @@ def select_kernel(
     level = keys == cut
     ones = above.to(tl.int32) + (level.to(tl.int32) << 16)
     room = k - tl.sum(above.to(tl.int32), axis=0)
-    before = tl.cumsum(ones, axis=0) - ones
+    before = _counts_before(ones, LIST)
     levels = before >> 16
     keep = above | (level & (levels < room))
     _write_tokens(out, keep, (before & 0xFFFF) + tl.minimum(levels, room), ids, POOL)
