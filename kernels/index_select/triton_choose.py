@@ -27,6 +27,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUANTISED = {torch.uint8: "e4m3", torch.int8: "int8"}
 DIMS = (32, 64, 128, 256)
 GROUP = 32
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by groups of a key
 MAX_HEADS = 128
 MAX_BUDGET = 4096
 SCRATCH = 2**23
@@ -190,8 +191,9 @@ def choose(
     rows = q.shape[0]
     _require(a, steps, q, keys, weights, out, flag, scratch, batch, q_scales, key_scales)
     quantised = "" if key_scales is None else QUANTISED[keys.dtype]
-    # The interpreter multiplies bfloat16 wrongly, and dequantised values are exact in either.
-    exact = tl.bfloat16 if q.is_cuda else tl.float32
+    # Two values are converted at once to these. The interpreter multiplies bfloat16 wrongly.
+    exact = tl.float16 if quantised == "e4m3" else tl.bfloat16 if q.is_cuda else tl.float32
+    key_words = keys if key_scales is None else key_scales.view(WORDS[a.dim // GROUP])
     slots = steps.slots
     sizes = [slots * steps.candidates, slots * steps.candidates, slots * steps.parts, slots]
     scored, kept, counts, arrived = scratch.split(sizes)
@@ -203,7 +205,7 @@ def choose(
             q if q_scales is None else q_scales,
             head_weights,
             keys,
-            keys if key_scales is None else key_scales,
+            key_words,
             batch.page_table,
             batch.cu_seqlens,
             batch.context_lens,
@@ -218,7 +220,7 @@ def choose(
             0 if q_scales is None else q_scales.stride(0),
             head_weights.stride(0),
             keys.stride(0),
-            0 if key_scales is None else key_scales.stride(0),
+            key_words.stride(0),
             batch.page_table.stride(0),
             steps.candidates,
             HEADS=a.heads,
@@ -284,7 +286,10 @@ def _require(
     require(keys.stride(0) < 2**20, KERNEL, "keys at most 2^20 numbers apart")
     if q_scales is not None and key_scales is not None:
         require_tensor(KERNEL, "q_scales", q_scales, (rows, a.heads * a.dim // GROUP), (torch.uint8,))
-        require_tensor(KERNEL, "key_scales", key_scales, (keys.shape[0], a.dim // GROUP), (torch.uint8,))
+        groups = a.dim // GROUP
+        require_tensor(KERNEL, "key_scales", key_scales, (keys.shape[0], groups), (torch.uint8,))
+        whole = key_scales.stride(0) % groups == 0 and key_scales.storage_offset() % groups == 0
+        require(whole, KERNEL, f"key_scales whose rows begin at multiples of {groups} bytes")
     require((weights is not None) == (a.score == "relu_weighted"), KERNEL, f"weights as score {a.score} has them")
     if weights is not None:
         require_tensor(KERNEL, "weights", weights, (rows, a.heads), DTYPES)

@@ -18,16 +18,20 @@ def ordered(scores):
 
 @triton.jit
 def dequantised(values, exponents, M: tl.constexpr, D: tl.constexpr, FP8: tl.constexpr, compute: tl.constexpr):
-    """values [M, D] uint8 (e4m3 bits) or int8 times 2^(exponents [M, D // 32] - 127); exact in bfloat16."""
-    scales = (exponents.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    # The ways of either form without the slow conversions: e4m3 by float16 to float32, int8 to bfloat16 at once.
+    """values [M, D] uint8 (e4m3 bits) or int8, each group of 32 times 2^(its exponent - the largest of the row + 7).
+
+    Gives them with 2^(largest - 127) [M] float32: the values mean their product times 2^-7. exponents: [M, D // 32]
+    int32. float16 holds e4m3 values exactly down to 2^-22 of the row's largest scale (what is smaller is rounded at
+    2^-31 of it), bfloat16 int8 values always. Both are what conversions of two at once give.
+    """
+    largest = tl.max(exponents, axis=1)
+    scales = ((tl.maximum(exponents - largest[:, None], -126 - 7) + 127 + 7) << 23).to(tl.float32, bitcast=True)
     if FP8:
-        values = values.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        real = values.to(tl.float8e4nv, bitcast=True).to(compute)
     else:
-        values = values.to(compute)
-        scales = scales.to(compute)
-    grouped = tl.reshape(values, [M, D // 32, 32]) * scales[:, :, None]
-    return tl.reshape(grouped, [M, D]).to(compute)
+        real = values.to(compute)
+    grouped = tl.reshape(real, [M, D // 32, 32]) * scales.to(compute)[:, :, None]
+    return tl.reshape(grouped, [M, D]), (largest << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -46,7 +50,7 @@ def score_kernel(
     q_scales,  # [N, HEADS * D // 32] uint8 exponents where QUANTISED
     weights,  # [N, HEADS] where WEIGHTED
     keys,  # [pool rows, D]
-    key_scales,  # [pool rows, D // 32] uint8 exponents where QUANTISED
+    key_scales,  # [pool rows] uint8 exponents where QUANTISED, the D // 32 of a row as one integer
     page_table,  # [S, P]
     cu_seqlens,  # [S + 1]
     context_lens,  # [S]
@@ -113,12 +117,15 @@ def score_kernel(
     if QUANTISED != "":
         s_at = q_scales + query_row[:, None] * q_scale_stride + head[:, None] * (D // 32) + group[None, :]
         q_exponents = tl.load(s_at, mask=used[:, None], other=0)
-        queries = dequantised(queries, q_exponents, R * H, D, QUANTISED == "e4m3", compute)
+        q_exponents = q_exponents.to(tl.int32)
+        queries, q_factor = dequantised(queries, q_exponents, R * H, D, QUANTISED == "e4m3", compute)
     queries = tl.trans(queries)
     share = tl.full([R * H], 1.0, tl.float32)
     if WEIGHTED:
         share = tl.load(weights + query_row * weight_stride + head, mask=used, other=0.0).to(tl.float32)
     share = share * scale
+    if QUANTISED != "":
+        share = share * (q_factor * 2.0**-14)
 
     pages = page_table + sequence * page_stride
     column = tl.arange(0, B)
@@ -133,20 +140,24 @@ def score_kernel(
         ahead = _place_of(pages, at + B, last, B, ENTRIES)
         if ENTRIES % B == 0:
             tile_at = keys + place * key_stride + (column[:, None] * key_stride + channel[None, :])
-            e_at = key_scales + place * key_scale_stride + (column[:, None] * key_scale_stride + group[None, :])
+            e_at = key_scales + place * key_scale_stride + column * key_scale_stride
         else:
             tile_at = keys + place[:, None] * key_stride + channel[None, :]
-            e_at = key_scales + place[:, None] * key_scale_stride + group[None, :]
+            e_at = key_scales + place * key_scale_stride
         tile = tl.load(tile_at, mask=seen[:, None], other=0)
         if QUANTISED != "":
-            exponents = tl.load(e_at, mask=seen[:, None], other=0)
-            tile = dequantised(tile, exponents, B, D, QUANTISED == "e4m3", compute)
+            together = tl.load(e_at, mask=seen, other=0)
+            exponents = ((together[:, None] >> (8 * group)[None, :].to(together.dtype)) & 0xFF).to(tl.int32)
+            tile, factor = dequantised(tile, exponents, B, D, QUANTISED == "e4m3", compute)
         hits = tl.maximum(tl.dot(tile, queries, input_precision="ieee"), 0.0, propagate_nan=tl.PropagateNan.ALL)
         hits = hits * share[None, :]
         if H != HEADS:
             # An infinite key makes NaN of the padding heads' zeros.
             hits = tl.where((head < HEADS)[None, :], hits, 0.0)
         sums = tl.sum(tl.reshape(hits, [B, R, H]), axis=2)
+        if QUANTISED != "":
+            # Powers of two above 0: they come out of relu and sums.
+            sums = sums * factor[:, None]
         counts = candidate[:, None] < visible[None, :]
         nan = nan | (counts & (sums != sums)).to(tl.int32)
         tl.store(mine + candidate[:, None], ordered(sums), mask=counts & seen[:, None])

@@ -207,6 +207,9 @@ def test_nan_and_infinity(device, dtype):
 def test_quantised(device, dtype, form):
     a = KIND.parse(TOKEN | dict(dim=64))
     problem = Problem(a, [90], [1], device, dtype)
+    for x in (problem.q, problem.keys):
+        groups = x.unflatten(-1, (-1, 32))
+        groups *= torch.exp2(torch.randint(-9, 10, (*groups.shape[:-1], 1), device=device)).to(dtype)
     entries = problem.entries[0]
     filled = torch.zeros_like(problem.keys)
     filled[entries] = problem.keys[entries]
