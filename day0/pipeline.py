@@ -1,13 +1,13 @@
 """The whole line: each stage as a step on a workspace, and all of them in order. The only module importing stages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from day0.artifacts.alignment import Alignment
+from day0.artifacts.alignment import Alignment, Gate
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory
 from day0.artifacts.manifest import Manifest
@@ -26,6 +26,7 @@ from day0.workspace import PACKAGE, STAGES, ModelChanged, Stage, StageState, Wor
 DEMO = "demo"
 Trust = Literal["sandboxed", "unsandboxed"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+Say = Callable[[str], None]  # tells whoever waits what was reached
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,13 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the verdict, the stages that ran, and where the line stopped ("" when it went through)."""
+    """How a run ended: the verdict, the stages that ran, where and why the line stopped (empty: it went through)."""
 
     verdict: str
     ran: tuple[Stage, ...]
     stopped_at: str = ""
     reused: tuple[Stage, ...] = field(default=())
+    why: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,17 @@ def open_model(source: str, *, revision: str | None = None) -> ModelRepo:
 
 
 class Line:
-    """The stages of one model in its workspace."""
+    """The stages of one model in its workspace.
+
+    `kept_recipe`: the recipe that the workspace was made with, taken again because these options name none.
+    """
 
     def __init__(self, repo: ModelRepo, workspace: Workspace, options: RunOptions) -> None:
         self.repo = repo
         self.workspace = workspace
-        self.options = options
+        made_by = workspace.produced_by("decompose") if options.recipe is None else None
+        self.kept_recipe: str | None = made_by.flags.get("recipe") if made_by is not None else None
+        self.options = replace(options, recipe=_from_anywhere(options.recipe or self.kept_recipe))
 
     def states(self) -> list[StageState]:
         """Where each stage stands under these options."""
@@ -114,8 +121,9 @@ class Line:
             was = self.workspace.produced_by(stage)
             if was is not None:
                 flags = {**was.flags, **self._contents_now(stage, was)}
-                again = {"device": was.device, "flags": {k: v for k, v in flags.items() if v is not None}}
-                expected[stage] = self.expected(stage).model_copy(update=again)
+                expected[stage] = self._made_now(
+                    stage, was.device, {name: value for name, value in flags.items() if value is not None}
+                )
         return self.workspace.states(expected)
 
     def _contents_now(self, stage: Stage, was: Provenance) -> dict[str, str | None]:
@@ -131,13 +139,49 @@ class Line:
 
     def expected(self, stage: Stage) -> Provenance:
         """What a stage would record if it ran now."""
+        device = self.options.device if stage in ("map", "generate") else "cpu"
+        return self._made_now(stage, device, self._flags(stage))
+
+    def _made_now(self, stage: Stage, device: str, flags: dict[str, Any]) -> Provenance:
         return produced_by(
             model_hash=self.repo.hash,
             reference_hash=self._reference_hash,
-            device=self.options.device if stage in ("map", "generate") else "cpu",
-            flags=self._flags(stage),
+            device=device,
+            flags=flags,
             inputs=self.workspace.input_hashes(stage),
         )
+
+    def before(self, stage: Stage | None) -> list[str]:
+        """What a user should know before a stage runs by itself, or the package does (None): that what it reads is
+        out of date. Raises Day0Error where a stage before it never ran.
+        """
+        states = self.states_as_run()[: STAGES.index(stage or "align")]
+        self.refuse_missing(states)
+        stale = next((state for state in states if state.state == "stale"), None)
+        if stale is None:
+            return []
+        return [f"{stale.stage} is out of date ({stale.why}): {self.run_again(states)} first"]
+
+    def refuse_missing(self, states: Sequence[StageState]) -> None:
+        """Raise Day0Error where a stage never ran."""
+        for state in states:
+            if state.state == "missing":
+                missing = self.workspace.path(state.stage)
+                raise Day0Error(f"{missing} does not exist", hint=f"{self.run_again(states)} first")
+
+    def run_again(self, states: Sequence[StageState]) -> str:
+        """How to bring stages up to date, in words."""
+        commands = [f"`{self.workspace.command(state.stage)}`" for state in states if state.state != "fresh"]
+        return f"run {', then '.join(commands)}"
+
+    def why_not(self, stage: Stage) -> list[str]:
+        """Why the gate of a stage that ran does not hold, a line each; nothing for a stage without a gate."""
+        if stage == "decompose":
+            return list(Inventory.read(self.workspace.folder).faults)
+        if stage == "align":
+            gates = Alignment.read(self.workspace.folder).gates
+            return [f"{gate.name}: {gate.detail}" for gate in gates if gate.verdict != "holds"]
+        return []
 
     def dry_run(self, start: Stage | None = None) -> list[tuple[Stage, str, str]]:
         """(stage, "run" or "reuse", why) of every stage, as `run` would do it."""
@@ -155,11 +199,12 @@ class Line:
         self,
         *,
         start: Stage | None = None,
-        progress: Callable[[str], AbstractContextManager[None]] = lambda text: nullcontext(),
+        progress: Callable[[str], AbstractContextManager[Say]] = lambda text: nullcontext(_say_nothing),
     ) -> Outcome:
         """Run every stage that is not fresh, in order, and all from `start` on; stop at the first gate that fails.
 
-        Each stage runs inside `progress("stage (why it runs)")`. The workspace is locked meanwhile.
+        Each stage runs inside `progress("stage (why it runs)")`, which gives what tells of its gates. The workspace is
+        locked meanwhile.
         """
         ran: list[Stage] = []
         reused: list[Stage] = []
@@ -170,17 +215,18 @@ class Line:
                     reused.append(stage)
                     verdict = state.verdict
                 else:
-                    with progress(f"{stage} ({state.why or 'asked for'})"):
-                        verdict = self._run(stage)
+                    why = "not there yet" if state.state == "missing" else state.why or "asked for"
+                    with progress(f"{stage} ({why})") as say:
+                        verdict = self._run(stage, say)
                     ran.append(stage)
                 if verdict not in ("", "holds"):
-                    return Outcome(verdict, tuple(ran), stage, tuple(reused))
+                    return Outcome(verdict, tuple(ran), stage, tuple(reused), tuple(self.why_not(stage)))
         return Outcome("holds", tuple(ran), reused=tuple(reused))
 
-    def run_one(self, stage: Stage) -> str:
+    def run_one(self, stage: Stage, say: Say = lambda reached: None) -> str:
         """Run one stage, whatever its state. Returns its verdict, "" for a stage without a gate."""
         with self.workspace.claimed():
-            return self._run(stage)
+            return self._run(stage, say)
 
     def package(self) -> PackageFolder:
         """The generated package. Raises Day0Error when there is none, or files of it are missing."""
@@ -188,11 +234,12 @@ class Line:
         manifest = Manifest.read(folder)
         missing = manifest.missing_files(folder)
         if missing:
-            raise Day0Error(f"{folder / missing[0]} is missing", hint="run day0 generate again")
+            again = f"run `{self.workspace.command('generate')}` again"
+            raise Day0Error(f"{folder / missing[0]} is missing", hint=again)
         lines = {name: (folder / name).read_bytes().count(b"\n") for name in manifest.files}
         return PackageFolder(folder, lines, manifest.labels)
 
-    def _run(self, stage: Stage) -> str:
+    def _run(self, stage: Stage, say: Say) -> str:
         match stage:
             case "decompose":
                 return self._decompose()
@@ -201,31 +248,36 @@ class Line:
             case "generate":
                 return self._generate()
             case "align":
-                return self._align()
+                return self._align(say)
 
     def _flags(self, stage: Stage) -> dict[str, Any]:
         """The options that a stage depends on, those at their defaults left out."""
+        return {name: value for name, value in self._given(stage).items() if value not in (None, False)}
+
+    def _given(self, stage: Stage) -> dict[str, Any]:
         o = self.options
-        by_stage: dict[Stage, dict[str, Any]] = {
-            "decompose": {
-                "recipe": o.recipe,
-                "recipe_hash": self._recipe_hash,
-                "trust": o.trust,
-                "require": o.require,
-                "trust_recipe": o.trust_recipe,
-                "seed": o.seed or None,
-            },
-            "map": {"dtype": o.dtype, "device_hash": _device_hash(o.device)},
-            "generate": {"layers": o.layers, "dummy_weights": o.dummy_weights},
-            "align": {
-                "greedy_tokens": None if o.greedy_tokens == RunOptions.greedy_tokens else o.greedy_tokens,
-                "texts": list(o.texts) or None,
-                "seed": o.seed or None,
-                "golden": file_hash(o.golden) if o.golden else None,
-                "stream": o.stream,
-            },
-        }
-        return {name: value for name, value in by_stage[stage].items() if value not in (None, False)}
+        match stage:
+            case "decompose":
+                return {
+                    "recipe": o.recipe,
+                    "recipe_hash": self._recipe_hash,
+                    "trust": o.trust,
+                    "require": o.require,
+                    "trust_recipe": o.trust_recipe,
+                    "seed": o.seed or None,
+                }
+            case "map":
+                return {"dtype": o.dtype, "device_hash": _device_hash(o.device)}
+            case "generate":
+                return {"layers": o.layers, "dummy_weights": o.dummy_weights}
+            case "align":
+                return {
+                    "greedy_tokens": None if o.greedy_tokens == RunOptions.greedy_tokens else o.greedy_tokens,
+                    "texts": list(o.texts) or None,
+                    "seed": o.seed or None,
+                    "golden": file_hash(o.golden) if o.golden else None,
+                    "stream": o.stream,
+                }
 
     @cached_property
     def _reference_hash(self) -> str:
@@ -234,7 +286,15 @@ class Line:
     @cached_property
     def _recipe_hash(self) -> str | None:
         """SHA-256 (hex) of the recipe that these options lead to; None where no recipe matches the model."""
-        return self._hash_of_recipe(self.options.recipe)
+        try:
+            return self._hash_of_recipe(self.options.recipe)
+        except Day0Error as error:
+            if self.kept_recipe is None:
+                raise
+            raise Day0Error(
+                f"{self.workspace.folder} was made with a recipe that fails now: {error.message}",
+                hint="put it back, or name another with --recipe NAME|FILE",
+            ) from error
 
     def _hash_of_recipe(self, name: str | None) -> str | None:
         recipe = load_recipe(name) if name else find_recipe(self.repo.config)
@@ -274,15 +334,26 @@ class Line:
         from day0.generate.stage import Options, run
 
         folder = self.workspace.folder
+        inventory = Inventory.read(folder)
+        self._refuse_unless_held(inventory)
         options = Options(
             layers=self.options.layers,
             dummy_weights=self.options.dummy_weights,
             force=self.options.force,
         )
-        run(self.repo, Inventory.read(folder), Plan.read(folder), folder, options, self.expected("generate"))
+        run(self.repo, inventory, Plan.read(folder), folder, options, self.expected("generate"))
         return ""
 
-    def _align(self) -> str:
+    def _refuse_unless_held(self, inventory: Inventory) -> None:
+        """Raise Day0Error where `run` would have stopped before generate; without a recipe generate says why itself."""
+        if inventory.recipe and not inventory.holds:
+            again = self.workspace.command("decompose")
+            raise Day0Error(
+                f"decompose does not hold: {'; '.join(inventory.faults)}",
+                hint=f"correct that and run `{again}`; where behaviour contradicts the recipe, --trust-recipe goes on",
+            )
+
+    def _align(self, say: Say) -> str:
         from day0.align.stage import Options, run
 
         folder = self.workspace.folder
@@ -299,7 +370,11 @@ class Line:
                 trust = self.options.trust
                 alignment = run_trusted(self.repo, folder / PACKAGE, inventory, options, made_by, trust=trust)
             else:
-                alignment = run(self.repo, folder / PACKAGE, inventory, options, made_by)
+
+                def tell(gate: Gate) -> None:
+                    say(f"align: {gate.name}: {gate.verdict}")
+
+                alignment = run(self.repo, folder / PACKAGE, inventory, options, made_by, tell=tell)
         alignment.write(folder)
         return alignment.holds
 
@@ -332,6 +407,15 @@ def look_at_line(
     except ModelChanged as changed:
         return Line(repo, changed.workspace, options), changed
     return Line(repo, workspace, options), None
+
+
+def _say_nothing(reached: str) -> None:
+    pass
+
+
+def _from_anywhere(recipe: str | None) -> str | None:
+    """A recipe's name, or its file by a path that leads there from any folder."""
+    return str(Path(recipe).absolute()) if recipe and Path(recipe).suffix in (".yaml", ".yml") else recipe
 
 
 def _device_hash(device: str) -> str | None:
@@ -374,13 +458,15 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
     """
     import torch
 
+    from day0.align.layer_by_layer import hollow_package
     from day0.engine.package import load_package
-    from day0.engine.runner import Runner
+    from day0.engine.runner import Runner, check_prompt
     from day0.engine.threads import threads_for
 
     package = line.package()
     _refuse_without_weights(line.repo, package.folder, "sample")
     tokenizer = line.repo.tokenizer if TOKENIZER in line.repo.file_names else None
+    check_prompt(hollow_package(package.folder).layout(), ids, more=max_tokens)
     stop = eos_ids(line.repo.generation_config, line.repo.config)
     chosen = dtype or Plan.read(package.folder).dtype
     model = load_package(package.folder, line.repo, dtype=getattr(torch, chosen))
@@ -394,20 +480,26 @@ def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None =
 
 def store_baseline(line: Line, path: Path) -> Entry:
     """Store the workspace's alignment in a baseline file. Raises Day0Error when it does not hold or is stale."""
-    stale = _stale_alignment(line)
+    stale, what_to_do = _stale_alignment(line)
     if stale:
-        raise Day0Error(f"align.json is out of date: {stale}", hint="run `day0 align` first")
+        raise Day0Error(f"align.json is out of date: {stale}", hint=what_to_do)
     return store(Alignment.read(line.workspace.folder), path).entries[-1]
 
 
 def check(line: Line, path: Path) -> Report:
     """Hold the workspace's alignment to a baseline file. Raises Day0Error when either is missing."""
+    stale, what_to_do = _stale_alignment(line)
     alignment = Alignment.read(line.workspace.folder)
     if not path.exists():
         raise Day0Error(f"{path} does not exist", hint="store a baseline with `day0 check --store`")
-    return compare(alignment, Baseline.read(path.parent, path.name), stale=_stale_alignment(line))
+    return compare(alignment, Baseline.read(path.parent, path.name), stale=f"{stale}: {what_to_do}" if stale else "")
 
 
-def _stale_alignment(line: Line) -> str:
-    state = line.states_as_run()[-1]
-    return "" if state.state == "fresh" else state.why
+def _stale_alignment(line: Line) -> tuple[str, str]:
+    """Why the alignment is out of date, and what to do; empty where it is not. Raises Day0Error where there is none."""
+    states = line.states_as_run()
+    line.refuse_missing(states)
+    first = next((state for state in states if state.state != "fresh"), None)
+    if first is None:
+        return "", ""
+    return (first.why if first.stage == "align" else f"{first.stage}: {first.why}"), line.run_again(states)

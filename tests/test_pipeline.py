@@ -33,9 +33,9 @@ class Quick(Line):
         super().__init__(*arguments)
         self.ran = []
 
-    def _run(self, stage):
+    def _run(self, stage, say):
         self.ran.append(stage)
-        return super()._run(stage)
+        return super()._run(stage, say)
 
     def _decompose(self):
         holds = self.holds["decompose"]
@@ -53,7 +53,8 @@ class Quick(Line):
         (package / "manifest.json").write_text(Manifest(**facts).model_dump_json())
         return ""
 
-    def _align(self):
+    def _align(self, say):
+        say("align: exactness: holds")
         made = alignment(holds=self.holds["align"]).model_copy(update={"produced_by": self.expected("align")})
         made.write(self.workspace.folder)
         return made.holds

@@ -1,6 +1,6 @@
 """The stage: package and repo -> how close the package is to the reference, gate by gate."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Options:
 
 @dataclass
 class _Findings:
+    tell: Callable[[Gate], None]
     gates: list[Gate] = field(default_factory=list)
     exactness: Exactness = field(default_factory=Exactness)
     precision: list[Precision] = field(default_factory=list)
@@ -96,11 +97,22 @@ class _Findings:
     warnings: list[str] = field(default_factory=list)
     golden_rows: list[Row] = field(default_factory=list)
 
+    def decide(self, gate: Gate) -> None:
+        """A gate is decided: keep it, and tell whoever waits."""
+        self.gates.append(gate)
+        self.tell(gate)
+
 
 def run(
-    repo: ModelRepo, package_folder: Path, inventory: Inventory, options: Options, produced_by: Provenance
+    repo: ModelRepo,
+    package_folder: Path,
+    inventory: Inventory,
+    options: Options,
+    produced_by: Provenance,
+    *,
+    tell: Callable[[Gate], None] = lambda gate: None,
 ) -> Alignment:
-    """Compare a package with its reference, and with itself.
+    """Compare a package with its reference, and with itself; `tell` hears of each gate as soon as it is decided.
 
     A package of the first layers is compared with as many layers of the reference. One with random weights can only be
     compared with itself. Raises Day0Error: no package, no reference, weights missing.
@@ -108,29 +120,30 @@ def run(
     _refuse_beside_stream(options)
     manifest = Manifest.read(package_folder)
     notes, end_ids = _recipe_notes(package_folder, repo)
-    found = _Findings()
+    found = _Findings(tell)
     # Not float64: there every kernel is stood in for, which is what exactness means by the package's function.
-    stood_in = load_package(package_folder, fill=False).stand_in_labels()
-    labels = [*manifest.labels, *stood_in, *_leak_condition(notes)]
+    hollow = hollow_package(package_folder)
+    labels = [*manifest.labels, *hollow.stand_in_labels(), *_leak_condition(notes)]
     if options.stream:
         if manifest.dummy_weights:
             raise Day0Error("the package has random weights", hint="generate it without --dummy-weights")
         _streamed(found, repo, package_folder, end_ids, options, notes)
         return _alignment(found, inventory.model, [*labels, _STREAMED], produced_by)
-    _choose_prompts(found, hollow_package(package_folder), repo, end_ids, options)
+    _choose_prompts(found, hollow, repo, end_ids, options)
     exact_package = load_package(package_folder, repo, dtype=torch.float64)
     if options.golden is not None:
         _against_golden(found, options.golden, package_folder, exact_package, repo, max(BOUND, notes.float64_leak))
     if manifest.dummy_weights:
         reason = "the package has random weights, the reference the checkpoint's"
-        found.gates += [Gate(name=name, verdict="inconclusive", detail=reason) for name in (EXACTNESS, "greedy")]
+        for name in (EXACTNESS, "greedy"):
+            found.decide(Gate(name=name, verdict="inconclusive", detail=reason))
     elif options.golden is None:
         layers = None if manifest.whole else manifest.layers
         side = _TrainingSide(repo, layers, notes)
         _against_reference(found, side, package_folder, exact_package, repo, options)
     longest = max(found.prompts, key=lambda prompt: len(prompt.ids))
     found.invariance, found.checksums = check_invariance(exact_package, longest.ids)
-    found.gates.append(invariance_gate(INVARIANCE, found.invariance))
+    found.decide(invariance_gate(INVARIANCE, found.invariance))
     return _alignment(found, inventory.model, labels, produced_by)
 
 
@@ -164,7 +177,7 @@ def _streamed(
     streamed = stream_exactness(repo, folder, found.prompts, bound=bound, layer_numbers=notes.layer_numbers)
     first = streamed.bad[0] if streamed.bad else None
     found.exactness = Exactness(rows=streamed.rows, first_bad=first, also_bad=streamed.bad[1:])
-    found.gates.append(exactness_gate(EXACTNESS, found.exactness))
+    found.decide(exactness_gate(EXACTNESS, found.exactness))
 
 
 def _against_golden(
@@ -178,8 +191,9 @@ def _against_golden(
     found.prompts += result.prompts
     # A recording holds what layers give, not what operators do.
     against = f"{golden.model} recorded in {_name(golden.dtype)}, layer by layer: no operator is compared or named"
-    found.gates += [rows_gate(GOLDEN, result.rows, against)]
-    found.gates += [greedy_gate("greedy", result.greedy)] if result.greedy else []
+    found.decide(rows_gate(GOLDEN, result.rows, against))
+    if result.greedy:
+        found.decide(greedy_gate("greedy", result.greedy))
 
 
 class _TrainingSide:
@@ -221,7 +235,7 @@ def _against_reference(
     package = load_package(folder, repo, dtype=torch.float32)
     _self_checks(found, side, package, expected[0])
     gate = exactness_gate(EXACTNESS, found.exactness)
-    found.gates.append(gate)
+    found.decide(gate)
     found.exclusions += [
         Exclusion(cell=f"exactness of {name}", reason="no top-k or sort of the reference chooses by scores like these")
         for name in sorted(found.exactness.unscored)
@@ -229,10 +243,10 @@ def _against_reference(
     for dtype in options.dtypes:
         name = f"precision {_name(dtype)}"
         if gate.verdict == "holds":
-            found.gates.append(_precision(found, side, name, dtype, folder, repo, random))
+            found.decide(_precision(found, side, name, dtype, folder, repo, random))
         else:
             detail = "not judged: the error of another function than the reference's says nothing about rounding"
-            found.gates.append(Gate(name=name, verdict="inconclusive", detail=detail))
+            found.decide(Gate(name=name, verdict="inconclusive", detail=detail))
     cached = all(check.holds for check in found.self_checks if check.name == CACHED)
     found.greedy = compare_greedy(
         package,
@@ -242,7 +256,7 @@ def _against_reference(
         tokens=options.greedy_tokens,
         cached=cached,
     )
-    found.gates.append(greedy_gate("greedy", found.greedy))
+    found.decide(greedy_gate("greedy", found.greedy))
 
 
 def _greedy_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -269,7 +283,7 @@ def _self_checks(found: _Findings, side: _TrainingSide, package: Package, expect
             found.exclusions.append(
                 Exclusion(cell=f"reference {check.name}, {check.dtype}", reason=why, error=check.error)
             )
-    found.gates.append(self_gate("reference", found.self_checks))
+    found.decide(self_gate("reference", found.self_checks))
 
 
 def _precision(

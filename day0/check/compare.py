@@ -48,14 +48,22 @@ def compare(alignment: Alignment, baseline: Baseline, *, stale: str = "") -> Rep
         return _undecided(alignment, f"align.json is out of date: {stale}")
     if entry is None:
         return _undecided(alignment, _why_none(key, baseline))
-    comparisons = (*_gates(alignment), *_errors(alignment, entry), *_greedy(alignment, entry))
+    gates, errors, greedy = tuple(_gates(alignment)), tuple(_errors(alignment, entry)), tuple(_greedy(alignment, entry))
+    comparisons = (*gates, *errors, *greedy)
     verdict = worst_verdict([c.verdict for c in comparisons])
     failing = [c.name for c in comparisons if c.verdict == verdict]
-    count = len(comparisons)
-    detail = f"{count} figures" if verdict == "holds" else f"{len(failing)} of {count} figures, first {failing[0]}"
+    detail = counted(len(gates), len(errors), len(greedy))
+    if verdict != "holds":
+        detail = f"{len(failing)} of {detail}, first {failing[0]}"
     if entry.key.kernel_set != key.kernel_set:
         detail += "; the kernels changed since the baseline"
     return Report(verdict, detail, comparisons, alignment.model, alignment.conditions)
+
+
+def counted(gates: int, figures: int, continuations: int) -> str:
+    """What a baseline holds a run to, in words."""
+    counts = {"gate": gates, "figure": figures, "continuation": continuations}
+    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items())
 
 
 def worst_verdict(verdicts: Sequence[Verdict]) -> Verdict:

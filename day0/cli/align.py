@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from day0.cli.common import Model, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.common import Model, Trust, WorkspaceOption, check_trust, command, gate, warn_before
 from day0.cli.output import Output
 
 
@@ -43,8 +43,9 @@ def align(
         stream=stream,
     )
     line = open_line(repo, options, workspace)
-    with out.progress(f"align {line.repo.name}"):
-        verdict = line.run_one("align")
+    warn_before(out, line, "align")
+    with out.progress(f"align {line.repo.name}") as say:
+        verdict = line.run_one("align", say)
     alignment = Alignment.read(line.workspace.folder)
     show(out, alignment)
     out.document(alignment.model_dump(mode="json"))
@@ -116,6 +117,9 @@ def show(out: Output, alignment: Any) -> None:
     )
     if alignment.first_bad:
         out.line(f"first operator that differs: {alignment.first_bad}")
+    for g in alignment.gates:
+        if g.verdict != "holds":
+            out.warn(f"align {g.verdict}: {g.name}: {g.detail}")
     for exclusion in alignment.exclusions:
         out.warn(f"not compared: {exclusion.cell}: {exclusion.reason}")
     for warning in alignment.warnings:

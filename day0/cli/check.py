@@ -31,6 +31,8 @@ def check(
 
     Example: day0 check demo --store; day0 check demo --junit check.xml
     """
+    from day0.artifacts.alignment import Alignment
+    from day0.check.compare import counted
     from day0.pipeline import RunOptions, check, open_line, store_baseline
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -40,7 +42,8 @@ def check(
     path = baseline or line.workspace.folder / "baseline.json"
     if store:
         stored = store_baseline(line, path)
-        out.note(f"stored {len(stored.figures)} figures and {len(stored.greedy)} continuations")
+        gates = len(Alignment.read(line.workspace.folder).gates)
+        out.note(f"stored {counted(gates, len(stored.figures), len(stored.greedy))}")
         out.document(stored.model_dump(mode="json"))
         out.value(str(path))
         return

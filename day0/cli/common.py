@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from day0.cli.output import Output
 from day0.errors import Day0Error
+
+if TYPE_CHECKING:
+    from day0.pipeline import Line
+    from day0.workspace import Stage
 
 WorkspaceOption = Annotated[
     Path | None,
@@ -97,6 +101,21 @@ def check_output(path: Path | None) -> None:
         raise Day0Error(f"cannot write {path}: {path.parent} is no folder", hint="make the folder first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise Day0Error(f"cannot write {path}: no permission", hint="choose another place, or change the permissions")
+
+
+def warn_before(out: Output, line: "Line", stage: "Stage | None") -> None:
+    """Warn of what a stage that runs by itself builds on: stages out of date. None: the package itself runs.
+
+    Raises Day0Error where a stage before it never ran.
+    """
+    for warning in line.before(stage):
+        out.warn(warning)
+
+
+def name_kept_recipe(out: Output, line: "Line") -> None:
+    """Say that a recipe is taken which this command line does not name."""
+    if line.kept_recipe is not None:
+        out.note(f"recipe: {line.kept_recipe}, which {line.workspace.folder} was made with")
 
 
 def gate(holds: str) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from day0.cli.common import Model, WorkspaceOption, command
+from day0.cli.common import Model, WorkspaceOption, command, warn_before
 from day0.cli.output import Output
 
 
@@ -27,6 +27,7 @@ def generate(
 
     options = RunOptions(layers=layers, dummy_weights=dummy_weights, force=force)
     line = open_line(repo, options, workspace)
+    warn_before(out, line, "generate")
     line.run_one("generate")
     package = line.package()
     out.table([{"file": name, "lines": count} for name, count in package.files.items()], title=str(package.folder))

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from day0.cli.common import DeviceOption, Model, WorkspaceOption, command
+from day0.cli.common import DeviceOption, Model, WorkspaceOption, command, warn_before
 from day0.cli.output import Output, amount
 
 
@@ -27,6 +27,7 @@ def map_(
     from day0.pipeline import RunOptions, open_line
 
     line = open_line(repo, RunOptions(device=device, dtype=dtype), workspace)
+    warn_before(out, line, "map")
     line.run_one("map")
     plan = Plan.read(line.workspace.folder)
     show(out, plan)

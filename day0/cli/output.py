@@ -4,8 +4,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # A table that is not on a terminal goes into a file or another program: one row a line, whatever its length.
 _UNBOUNDED = 1_000_000
+_LONGEST_RULE = 100  # of the line under a table's header, there
 
 Row = Mapping[str, Any]
 
@@ -52,8 +54,10 @@ class Output:
         console = self._console(self._answers)
         with console.capture() as captured:
             console.print(table)
-        # rich pads every line to the table's width, which logs and diffs do not need.
-        lines = "\n".join(line.rstrip() for line in captured.get().splitlines())
+        # rich draws every line to the table's width, which logs and diffs do not need.
+        longest = None if console.is_terminal else _LONGEST_RULE
+        drawn = [line.rstrip() for line in captured.get().splitlines()]
+        lines = "\n".join(line[:longest] if set(line) <= {" ", "─"} else line for line in drawn)
         heading = f"{title}\n\n" if title else ""  # not rich's title, which folds at the table's width
         self._answers.write(heading + lines.strip("\n") + "\n\n")
 
@@ -84,10 +88,13 @@ class Output:
         )
 
     @contextmanager
-    def progress(self, text: str) -> Iterator[None]:
-        """Say what is going on until it is done, and how long it took: a spinner on a terminal, a line elsewhere."""
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Say what is going on until it is done, and how long it took: a spinner on a terminal, a line elsewhere.
+
+        Gives a function that says what was reached meanwhile, a line each.
+        """
         if self.quiet:
-            yield
+            yield lambda reached: None
             return
         from rich.markup import escape
 
@@ -95,10 +102,10 @@ class Output:
         console = self._console(sys.stderr)
         if not console.is_terminal or os.environ.get("CI", "").lower() in ("1", "true"):
             self.note(f"{text} ...")
-            yield
+            yield self.note
         else:
-            with console.status(escape(text)):
-                yield
+            with console.status(escape(text)):  # what its own console prints stands above the spinner
+                yield partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self.note(f"{text}: {time.monotonic() - begun:.1f} s")
 
     def _console(self, stream: TextIO) -> "Console":

@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from day0.cli.common import DeviceOption, Model, Revision, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.common import (
+    DeviceOption,
+    Model,
+    Revision,
+    Trust,
+    WorkspaceOption,
+    check_trust,
+    command,
+    gate,
+    name_kept_recipe,
+)
 from day0.cli.output import Output
 
 
@@ -37,7 +47,10 @@ def run(
     Example: day0 run demo
     """
     from day0.artifacts.alignment import Alignment
+    from day0.artifacts.inventory import Inventory
+    from day0.artifacts.plan import Plan
     from day0.cli.align import show as show_alignment
+    from day0.cli.decompose import warn_of_faults
     from day0.cli.summary import stage_rows
     from day0.pipeline import RunOptions, open_line
 
@@ -54,6 +67,7 @@ def run(
     )
     line = open_line(repo, options, workspace)
     folder = line.workspace.folder
+    name_kept_recipe(out, line)
     if dry_run:
         steps = [{"stage": stage, "would": would, "why": why} for stage, would, why in line.dry_run(start)]
         out.table(steps)
@@ -61,11 +75,23 @@ def run(
         return
     outcome = line.run(start=start, progress=out.progress)
     rows = stage_rows(line, outcome)
-    if "align" in (*outcome.ran, *outcome.reused):
+    done = (*outcome.ran, *outcome.reused)
+    if "decompose" == outcome.stopped_at:
+        warn_of_faults(out, Inventory.read(folder))
+    if "map" in done:
+        for warning in Plan.read(folder).warnings:
+            out.warn(warning)
+    if "align" in done:
         show_alignment(out, Alignment.read(folder))
     out.table(rows, title=f"{line.repo.name}: {outcome.verdict}")
     out.document(
-        {"workspace": str(folder), "verdict": outcome.verdict, "stopped_at": outcome.stopped_at, "stages": rows}
+        {
+            "workspace": str(folder),
+            "verdict": outcome.verdict,
+            "stopped_at": outcome.stopped_at,
+            "why": outcome.why,
+            "stages": rows,
+        }
     )
     if out.quiet:
         out.value(str(folder))

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from day0.cli.common import Model, WorkspaceOption, command
+from day0.cli.common import Model, WorkspaceOption, command, warn_before
 from day0.cli.output import Output
 
 
@@ -30,8 +30,10 @@ def sample(
 
     if (prompt is None) == (prompt_ids is None):
         raise typer.BadParameter("give one of --prompt and --prompt-ids")
+    given = None if prompt_ids is None else _parse_ids(prompt_ids)
     line = open_line(repo, RunOptions(), workspace)
-    ids = _parse_ids(prompt_ids) if prompt_ids is not None else line.repo.tokenizer.encode(prompt or "")
+    warn_before(out, line, None)
+    ids = line.repo.tokenizer.encode(prompt or "") if given is None else given
     with out.progress("running the package"):
         sampled = sample(line, ids, max_tokens=max_tokens, dtype=dtype)
     for label in sampled.labels:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from day0.artifacts.layout import Layout
 from day0.errors import Day0Error
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 from day0.kernels.interface.memory import Memory
@@ -54,12 +55,7 @@ class Runner:
         self.dtype = dtype or _activation_dtype(model)
         self.capacity = sequences
         self.layout = model.layout()
-        limit = self.layout.max_positions
-        if limit is not None and tokens > -(-limit // PAGE_TOKENS) * PAGE_TOKENS:
-            raise Day0Error(
-                f"{tokens} tokens are asked for, the model has {limit} positions",
-                hint="give a shorter prompt or fewer new tokens",
-            )
+        _check_positions(self.layout, tokens)
         self.memory = Memory.allocate(
             self.layout,
             pages=self.pages_each * sequences,
@@ -141,8 +137,6 @@ class Runner:
 
     def _check(self, sequence: Sequence, ids: list[int]) -> None:
         room = self.pages_each * PAGE_TOKENS
-        if not ids:
-            raise Day0Error("a step needs at least one token", hint="give a prompt that is not empty")
         if sequence.length + len(ids) > room:
             raise Day0Error(
                 f"{sequence.length + len(ids)} tokens exceed the {room} a sequence has room for",
@@ -151,12 +145,33 @@ class Runner:
         limit = self.layout.max_positions
         if limit is not None and sequence.length + len(ids) > limit:
             raise Day0Error(f"the model has {limit} positions", hint="give a shorter prompt or fewer new tokens")
-        wrong = [i for i in ids if not 0 <= i < self.layout.vocab_size]
-        if wrong:
-            raise Day0Error(
-                f"token id {wrong[0]} is outside the vocabulary of {self.layout.vocab_size}",
-                hint="check the tokenizer against the model",
-            )
+        _check_ids(self.layout, ids)
+
+
+def check_prompt(layout: Layout, ids: list[int], *, more: int) -> None:
+    """Raise Day0Error where a model of this layout could not continue `ids` by `more` tokens."""
+    _check_ids(layout, ids)
+    _check_positions(layout, len(ids) + more)
+
+
+def _check_ids(layout: Layout, ids: list[int]) -> None:
+    if not ids:
+        raise Day0Error("a step needs at least one token", hint="give a prompt that is not empty")
+    wrong = [i for i in ids if not 0 <= i < layout.vocab_size]
+    if wrong:
+        raise Day0Error(
+            f"token id {wrong[0]} is outside the vocabulary of {layout.vocab_size}",
+            hint="check the tokenizer against the model",
+        )
+
+
+def _check_positions(layout: Layout, tokens: int) -> None:
+    limit = layout.max_positions
+    if limit is not None and tokens > -(-limit // PAGE_TOKENS) * PAGE_TOKENS:
+        raise Day0Error(
+            f"{tokens} tokens are asked for, the model has {limit} positions",
+            hint="give a shorter prompt or fewer new tokens",
+        )
 
 
 def _activation_dtype(model: Package) -> torch.dtype:

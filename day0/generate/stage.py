@@ -53,7 +53,7 @@ def run(
     program = _first_layers(whole, inventory.model, recipe, repo, options.layers)
     recipe_text = write_recipe(recipe)
     config_text = json.dumps(repo.config, indent=1, sort_keys=True) + "\n"
-    labels = _labels(options, len(program.layers), len(whole.layers))
+    labels = _labels(options, len(program.layers), len(whole.layers), inventory)
     title = f"{inventory.model}: {len(program.layers)} layers"
     contents = {
         "model.py": render_model(
@@ -99,12 +99,12 @@ def _recipe(inventory: Inventory) -> Recipe:
     if not name:
         raise Day0Error(
             f"no recipe covers {inventory.model}",
-            hint="write one (docs/adding-a-family.md), then day0 decompose --recipe FILE",
+            hint=f"write one (docs/adding-a-family.md), then `day0 decompose {inventory.source} --recipe FILE`",
         )
     recipe = load_recipe(str(name))
     recorded = flags.get("recipe_hash")
     if recorded is not None and recorded != recipe_hash(recipe):
-        raise Day0Error(f"recipe {name} changed since the inventory was made", hint="run day0 decompose again")
+        raise Day0Error(f"recipe {name} changed since the inventory was made", hint="run `day0 decompose` again")
     return recipe
 
 
@@ -143,12 +143,15 @@ def _refuse_broken_weights(inventory: Inventory, options: Options) -> None:
             raise Day0Error(f"{words} {', '.join(names[:3])}{more}", hint=hint)
 
 
-def _labels(options: Options, layers: int, whole: int) -> tuple[str, ...]:
+def _labels(options: Options, layers: int, whole: int, inventory: Inventory) -> tuple[str, ...]:
     labels = []
     if options.dummy_weights:
         labels.append("random weights")
     if layers < whole:
         labels.append(f"{layers} of {whole} layers")
+    contradicted = [operator.name for operator in inventory.operators if operator.evidence.contradiction]
+    if contradicted:
+        labels.append(f"a recipe that the reference contradicts: {', '.join(contradicted)}")
     return tuple(labels)
 
 

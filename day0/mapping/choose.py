@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from day0.artifacts.contract import Refusal, Subject
+from day0.artifacts.contract import Facts, Refusal, Subject
 from day0.artifacts.inventory import Operator
 from day0.artifacts.layout import PAGE_TOKENS
 from day0.artifacts.plan import NOTHING, Phase, PlanLine
@@ -71,16 +71,20 @@ def _choose(operator: Operator, kind: Kind[Any], attributes: Attributes, target:
         refused = implementation.contract.refusals(facts)
         if not refused:
             fused = is_fused(implementation.name)
-            reason = "its contract accepts every attribute" if fused else _stand_in(kind, refusals)
+            reason = "its contract accepts every attribute" if fused else _stand_in(kind, facts, refusals)
             return _line(operator, phase, target, implementation.name, reason, refusals)
         refusals += refused
     reason = f"no implementation accepts it, the PyTorch reference neither: {CANNOT_RUN}"
     return _line(operator, phase, target, NOTHING, reason, refusals)
 
 
-def _stand_in(kind: Kind[Any], refusals: list[Refusal]) -> str:
-    if not any(is_fused(implementation.name) for implementation in kind.implementations):
+def _stand_in(kind: Kind[Any], facts: Facts, refusals: list[Refusal]) -> str:
+    fused = [implementation for implementation in kind.implementations if is_fused(implementation.name)]
+    if not fused:
         return "no fused kernel for this kind yet; the PyTorch reference stands in"
+    by_device = [implementation.contract.refusals({"device": facts["device"]}) for implementation in fused]
+    if all(by_device):  # then no other clause matters: on another device it would be asked for other facts
+        refusals = [refused[0] for refused in by_device]
     causes = "; ".join(dict.fromkeys(refusal.reason for refusal in refusals if is_fused(refusal.implementation)))
     return f"no fused kernel accepts it ({causes}); the PyTorch reference stands in"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory, Operator
-from day0.artifacts.plan import FusionGroup, Plan, PlanLine, Switch
+from day0.artifacts.plan import NOTHING, FusionGroup, Plan, PlanLine, Switch
 from day0.errors import Day0Error
 from day0.mapping.choose import Target, choose, switch_rule
 from day0.mapping.device import Device
@@ -29,7 +29,8 @@ def run(inventory: Inventory, device: Device, options: MapOptions, produced_by: 
     lines = [line for operator in inventory.operators for line in choose(operator, target)]
     tier, tier_reason = tier_of(inventory.operators, lines, recipe=inventory.recipe)
     memory = forecast(inventory, target)
-    warnings = [*dtype_warnings, *_fallback_warnings(lines)]
+    warnings = [f"decompose does not hold: {fault}" for fault in inventory.faults]
+    warnings += [*dtype_warnings, *_fallback_warnings(lines, device)]
     if not memory.fits:
         gigabytes = memory.weights_bytes / 1e9
         warnings.append(f"does not fit on {device.name}: weights alone are {gigabytes:.1f} GB in {dtype}")
@@ -65,14 +66,16 @@ def _dtype(checkpoint: str, device: Device, options: MapOptions) -> tuple[str, l
     return wide, [f"the checkpoint is in {checkpoint}; on {device.device} it runs in {wide}"]
 
 
-def _fallback_warnings(lines: Sequence[PlanLine]) -> list[str]:
+def _fallback_warnings(lines: Sequence[PlanLine], device: Device) -> list[str]:
     """One line for each reason why operators run without a fused kernel, naming the operators."""
+    computed = [line for line in lines if line.implementation != NOTHING]
+    no_gpu = device.type == "cpu" and bool(computed) and all(line.fallback for line in computed)
     by_reason: dict[str, dict[str, None]] = {}
     for line in lines:
-        if line.fallback:
+        if line.fallback and not (no_gpu and line.implementation != NOTHING):
             by_reason.setdefault(line.reason, {})[line.operator] = None
     everything = len({line.operator for line in lines})
-    return [
+    return ["no GPU: every operator runs on PyTorch"] * no_gpu + [
         f"{f'all {everything} operators' if len(names) == everything else ', '.join(names)}: {reason}"
         for reason, names in by_reason.items()
     ]

@@ -31,7 +31,7 @@ def test_the_same_figures_hold(stored):
     now = alignment(row(1e-13), cells=(cell(1e-12),))
     report = compare(now, stored(now))
     assert report.verdict == "holds" and set(verdicts(report).values()) == {"holds"}
-    assert report.detail == "5 figures"
+    assert report.detail == "1 gate, 3 figures, 1 continuation"
 
 
 @pytest.mark.parametrize(("error", "verdict"), [(2.0e-13, "holds"), (2.1e-13, "does not hold"), (0.0, "holds")])

@@ -59,6 +59,12 @@ def test_off_a_terminal_a_table_has_one_whole_row_a_line(capsys, monkeypatch):
     assert "two lines of text" in short and short.endswith("  -") and rest == [""]
 
 
+def test_off_a_terminal_a_rule_is_no_longer_than_a_line(capsys):
+    Output().table([{"why": "word " * 100, "n": 1}, {"why": "short", "n": 2}])
+    header, rule, *_ = capsys.readouterr().out.splitlines()
+    assert set(rule) == {" ", "─"} and len(rule) == 100 and len(header) > 400
+
+
 def test_on_a_terminal_a_table_keeps_to_its_width(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
@@ -80,6 +86,21 @@ def test_quiet_leaves_values_and_warnings(capsys):
         pass
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("the/path\n", "warning: careful\n")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_reached_meanwhile_is_said_at_once(monkeypatch, terminal):
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with Output().progress("working") as say:
+        say("[half] done")
+        assert "[half] done\n" in stream.getvalue().replace("\r", "")
+    stream.truncate(0)
+    with Output(quiet=True).progress("working") as say:
+        say("[half] done")
+    assert "half" not in stream.getvalue()
 
 
 def test_details_need_verbose(capsys):

@@ -71,7 +71,9 @@ def test_every_refusal_names_its_contract_line(norm_with_a_fused_kernel):
         "norm/fused.dtype: float32 not in {bfloat16}",
         "norm/fused.triton: False not in {True}",
     )
-    assert line.reason.startswith("no fused kernel accepts it (a tile is 64 wide; it loads bfloat16; it is written in")
+    assert line.reason == "no fused kernel accepts it (it is written in Triton); the PyTorch reference stands in"
+    line = choose(operator("n", "norm", NORM), target("h200", "float32"))[0]
+    assert line.reason.startswith("no fused kernel accepts it (a tile is 64 wide; it loads bfloat16); ")
 
 
 def test_what_even_the_reference_refuses_cannot_be_run(norm_without_kernels):
