@@ -16,7 +16,7 @@ from day0.kernels.interface.kind import Work
 from day0.kernels.recurrence import chunked, reference
 from day0.kernels.recurrence.cost import cost
 from day0.kernels.recurrence.schema import RecurrenceAttributes, weights
-from day0.kernels.recurrence.triton_prefill import BLOCKS, bucket, launch, walk_space, workspace
+from day0.kernels.recurrence.triton_prefill import blocks_space, bucket, launch, walk_space, workspace
 
 _COMPARED = 512  # tokens of the first sequence held against the float64 token loop
 _DIMS: dict[str, Any] = dict(key_dim=128, value_dim=128)
@@ -75,7 +75,7 @@ def _prepare(a: RecurrenceAttributes, sequences: int, length: int) -> Prepared:
         )  # fmt: skip
 
     key = bucket(a, torch.bfloat16, n, sequences)
-    BLOCKS.tune(key, lambda config: median_seconds(lambda: ours(0, blocks=config)))
+    blocks_space(a).tune(key, lambda config: median_seconds(lambda: ours(0, blocks=config)))
     walk_space(a, torch.bfloat16).tune(key, lambda config: median_seconds(lambda: ours(0, walk=config)))
 
     def error() -> float:

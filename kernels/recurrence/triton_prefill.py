@@ -14,9 +14,11 @@ from torch import Tensor
 from day0.kernels.common.triton_launch import require, require_tensor
 from day0.kernels.common.triton_tuning import Bucket, Space, size_bucket
 from day0.kernels.interface.batch import Batch
-from day0.kernels.recurrence import triton_prefill_blocks, triton_prefill_walk
+from day0.kernels.recurrence import triton_prefill_channel, triton_prefill_head, triton_prefill_walk
 from day0.kernels.recurrence.schema import RecurrenceAttributes
-from day0.kernels.recurrence.triton_prefill_blocks import BLOCK, CHUNK, channel_blocks, head_blocks
+from day0.kernels.recurrence.triton_prefill_channel import channel_blocks
+from day0.kernels.recurrence.triton_prefill_chunk import BLOCK, CHUNK
+from day0.kernels.recurrence.triton_prefill_head import head_blocks
 from day0.kernels.recurrence.triton_prefill_walk import walk
 
 KERNEL = "recurrence prefill"
@@ -28,10 +30,17 @@ _DIMS = (16, 32, 64, 128, 256)
 # Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
 _LARGEST_EXPONENT = 80.0
 
-BLOCKS = Space(
-    "recurrence.prefill_blocks",
-    triton_prefill_blocks.__file__,
-    tuple({"slice": c, "num_warps": w, "num_stages": 1} for c, w in ((32, 4), (64, 4))),
+# Slice of the channels, and the registers that a thread may take: with fewer, more programs hide each other's waits.
+CHANNEL, HEAD = (
+    Space(
+        f"recurrence.prefill_{name}",
+        source.__file__,
+        tuple({"slice": 32, "num_warps": 4, "num_stages": 1, "maxnreg": registers} for registers in most),
+    )
+    for name, source, most in (
+        ("channel", triton_prefill_channel, (168, 128)),
+        ("head", triton_prefill_head, (128, 96)),
+    )
 )
 # Slice of the state's columns, warps, tiles fetched ahead: for rows of up to 256 bytes, and for wider ones.
 WALK, WALK_WIDE = (
@@ -138,7 +147,7 @@ def launch(
     if sequences == 0:
         return
     where = bucket(a, v.dtype, tokens, sequences)
-    first = dict(BLOCKS.config(where) if blocks_config is None else blocks_config)
+    first = dict(blocks_space(a).config(where) if blocks_config is None else blocks_config)
     second = dict(walk_space(a, v.dtype).config(where) if walk_config is None else walk_config)
     slice_ = min(first.pop("slice"), a.key_dim)
     block_v = min(second.pop("block_v"), a.value_dim)
@@ -191,6 +200,11 @@ def one_pivot(a: RecurrenceAttributes, dtype: torch.dtype) -> bool:
     """
     in_range = a.decay_form == "bounded_sigmoid" and -a.lower_bound * BLOCK / 2 <= _LARGEST_EXPONENT
     return in_range and dtype != torch.float32
+
+
+def blocks_space(a: RecurrenceAttributes) -> Space:
+    """The configurations of the first pass."""
+    return CHANNEL if a.decay == "per_channel" else HEAD
 
 
 def walk_space(a: RecurrenceAttributes, dtype: torch.dtype) -> Space:

@@ -16,7 +16,7 @@ leaves of each would stay in the state, and add up.
 import triton
 import triton.language as tl
 
-from day0.kernels.recurrence.triton_prefill_blocks import CHUNK, chunk_base
+from day0.kernels.recurrence.triton_prefill_chunk import CHUNK, chunk_base
 
 _CHUNK = tl.constexpr(CHUNK)
 

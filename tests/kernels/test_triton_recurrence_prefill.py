@@ -15,9 +15,9 @@ from day0.kernels.interface.batch import Batch
 from day0.kernels.recurrence import reference
 from day0.kernels.recurrence.schema import weights
 from day0.kernels.recurrence.triton_cases import draw_ports, draw_weights
-from day0.kernels.recurrence.triton_cases_prefill import CASES_PREFILL, GDN, KDA, MAMBA2
+from day0.kernels.recurrence.triton_cases_prefill import CASES, GDN, KDA, MAMBA2
 from day0.kernels.recurrence.triton_prefill import CHUNK, Checkpoints, launch, prefill, workspace
-from day0.kernels.recurrence.triton_prefill_blocks import chunk_base
+from day0.kernels.recurrence.triton_prefill_chunk import chunk_base
 from day0.kernels.registry import get_kind
 
 # The upper half of a block's products overflows before it is masked; numpy, which interprets, says so.
@@ -30,7 +30,7 @@ ON = pytest.mark.parametrize("device,dtype", [("cpu", torch.float32), GPU[0]])
 
 
 @pytest.mark.parametrize("device,dtype", CPU + GPU)
-@pytest.mark.parametrize("case", CASES_PREFILL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_as_near_to_float64_as_the_token_loop(case, device, dtype):
     findings = check("recurrence", "triton", case, dtype=dtype, device=device)
     assert findings
