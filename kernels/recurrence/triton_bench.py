@@ -46,7 +46,7 @@ class Step:
     window: Tensor  # [B, C, TAPS - 1]
     state: Tensor  # [B, Hv, Dk, Dv] float32
     batch: Batch
-    tickets: Tensor
+    scratch: triton_decode.Workspace
     out: Tensor
 
     @staticmethod
@@ -80,7 +80,7 @@ class Step:
             window=normal(sequences, channels, TAPS - 1),
             state=normal(sequences, a.value_heads, a.key_dim, a.value_dim, dtype=torch.float32),
             batch=batch,
-            tickets=triton_decode.workspace(a, sequences, "cuda"),
+            scratch=triton_decode.workspace(a, sequences, "cuda"),
             out=torch.full((sequences, values), math.nan, device="cuda", dtype=torch.bfloat16),
         )
 
@@ -108,7 +108,7 @@ class Step:
             out=self.out,
             conv=ShortConv(self.conv_weight, self.window, (0, keys, 2 * keys)),
             norm=OutputNorm(EPS, self.norm_weight, gate=self.gate, activation="sigmoid"),
-            tickets=self.tickets,
+            scratch=self.scratch,
             config=config,
         )
 
@@ -150,7 +150,7 @@ class Step:
             except RuntimeError:  # more registers or shared memory than the device has
                 return math.inf
 
-        bucket = triton_decode.bucket(self.a, self.batch.sequences, norm=True)
+        bucket = triton_decode.bucket(self.a, self.batch.sequences, whole=False)
         triton_decode.SPACE.tune(bucket, measure)
 
 

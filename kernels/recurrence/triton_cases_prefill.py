@@ -24,7 +24,7 @@ def _case(name: str, attributes: Mapping[str, Any], *chunks: tuple[int, ...]) ->
     return Case(name, attributes, chunks or _EDGES, draw_ports, draw_weights, phase="prefill")
 
 
-CASES_PREFILL: tuple[Case, ...] = (
+CASES: tuple[Case, ...] = (
     _case("prefill, kda safe gate", KDA),
     _case("prefill, kda softplus", KDA | {"decay_form": "softplus", "beta_scale": 2.0}, (66, 33)),
     _case("prefill, kda decay given, grouped values", KDA | {"decay_form": "given", "key_heads": 1}, (40,)),

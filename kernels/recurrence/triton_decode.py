@@ -15,10 +15,13 @@ The algebra is the reference's (arXiv 2412.06464, 2510.26692, 2405.21060, 2401.0
 little else: 2 * 4 * Dk * Dv bytes a head against some 2 KB of inputs. So only the state's bytes matter, and every other
 piece is done here because here it costs no launch.
 
-A program owns one tile of columns of one head of one sequence. Value heads that share a key head, and tiles of one
-head, read the same channels of the convolution's window; the last of them to have read (a ticket counts them) writes
-the new window and puts its ticket back to zero.
+A program owns one tile of columns of one head of one sequence. Small tiles keep the memory busy: of many programs on
+a multiprocessor some load and store while others sum. Value heads that share a key head, and tiles of one head, read
+the same channels of the convolution's window and share the norm's sum. A ticket counts them: each leaves its part of
+the output in scratch memory, and the last one writes the new window and the norm of all parts.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -34,30 +37,32 @@ from day0.kernels.recurrence.triton_pieces import (
     KERNEL,
     OutputNorm,
     ShortConv,
-    activate,
+    arrive,
     conv_arguments,
     convolve,
     load_decay,
     load_inputs,
+    load_norm,
     load_taps,
     log_decay,
     norm_arguments,
-    push_all,
+    normalise,
+    push,
 )
 
-# `tile`: elements of the state in one program's registers, where no norm needs the whole head; `part`: columns that
-# neighbouring threads hold; `maxnreg`: registers of a thread at most (0: as many as the compiler likes): 128 at 8 warps
-# let two programs share a multiprocessor, one loading while the other computes.
+# `tile`: elements of the state in one program's registers, where the norm of several tokens does not need the whole
+# head; `part`: columns that neighbouring threads hold; `maxnreg`: registers of a thread at most (0: as many as the
+# compiler likes), so that 128 KiB of states are in a multiprocessor's registers at once. The first also holds a head.
 SPACE = Space(
     KERNEL,
     __file__,
     (
-        {"tile": 16384, "part": 32, "num_warps": 8, "maxnreg": 128},
         {"tile": 16384, "part": 64, "num_warps": 8, "maxnreg": 128},
-        {"tile": 16384, "part": 128, "num_warps": 8, "maxnreg": 128},
-        {"tile": 16384, "part": 64, "num_warps": 16, "maxnreg": 64},
-        {"tile": 8192, "part": 64, "num_warps": 4, "maxnreg": 0},
-        {"tile": 4096, "part": 32, "num_warps": 4, "maxnreg": 0},
+        {"tile": 16384, "part": 64, "num_warps": 4, "maxnreg": 0},
+        {"tile": 8192, "part": 64, "num_warps": 4, "maxnreg": 128},
+        {"tile": 4096, "part": 32, "num_warps": 2, "maxnreg": 128},
+        {"tile": 4096, "part": 32, "num_warps": 4, "maxnreg": 80},
+        {"tile": 2048, "part": 16, "num_warps": 1, "maxnreg": 128},
     ),
 )
 STATES = (torch.float32, torch.bfloat16)
@@ -66,9 +71,20 @@ MAX_HEAD_DIM = 256
 MAX_TILE = 32768
 
 
-def workspace(a: RecurrenceAttributes, sequences: int, device: torch.device | str) -> Tensor:
-    """Tickets for launches with a convolution, [sequences, key heads]; zero before the first launch, and after each."""
-    return torch.zeros(sequences, a.key_heads, dtype=torch.int32, device=device)
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch memory of one launch at a time."""
+
+    tickets: Tensor  # [sequences, key heads] int32: zeros before the first launch, and after each
+    outputs: Tensor  # [sequences, Hv * Dv] float32: outputs before their norm
+
+
+def workspace(a: RecurrenceAttributes, sequences: int, device: torch.device | str) -> Workspace:
+    """What programs share that read one window or one norm's sum, for launches of up to so many sequences."""
+    return Workspace(
+        torch.zeros(sequences, a.key_heads, dtype=torch.int32, device=device),
+        torch.empty(sequences, a.value_heads * a.value_dim, dtype=torch.float32, device=device),
+    )
 
 
 @triton.jit
@@ -82,11 +98,11 @@ def state_offsets(slot, slot_stride, head, rows, columns, KEY_DIM: tl.constexpr,
 @triton.jit
 def decode_kernel(
     q, k, v, decay, beta, gate, out, state, window, conv_weight, conv_bias, A_log, dt_bias, D, norm_weight,
-    cu_seqlens, context_lens, slots, accepted, tickets,
+    cu_seqlens, context_lens, slots, accepted, tickets, outputs,
     q_row, k_row, v_row, decay_row, beta_row, gate_row, out_row, state_slot, window_slot,
     scale, qk_norm_eps, lower_bound, slope_scale, step_min, step_max, beta_scale, norm_eps,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PART: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PART: tl.constexpr, FULL_V: tl.constexpr,
     DELTA_RULE: tl.constexpr, DECAY: tl.constexpr, DECAY_FORM: tl.constexpr, BETA: tl.constexpr, QK_NORM: tl.constexpr,
     SKIP: tl.constexpr,
     TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr, CONV_BIAS: tl.constexpr, CONV_ACTIVATION: tl.constexpr,
@@ -95,6 +111,9 @@ def decode_kernel(
     SINGLE: tl.constexpr, LIMITED: tl.constexpr, OUTPUT: tl.constexpr, COMMIT: tl.constexpr,
 ):  # fmt: skip
     """SINGLE: at most one token a sequence; LIMITED: its first `accepted` tokens only; COMMIT: write state, window."""
+    # Only one token's outputs fit the scratch memory.
+    SPLIT: tl.constexpr = NORM and FULL_V > BLOCK_V
+    MOVES: tl.constexpr = COMMIT and TAPS > 0
     TILES: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     WINDOW: tl.constexpr = TAPS - 1
@@ -141,16 +160,14 @@ def decode_kernel(
         k_last = load_inputs(k + q_at, k_row, start, last, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
         q_last = load_inputs(q + q_at, q_row, start, last, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
         v_last = load_inputs(v + v_at, v_row, start, last, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
-    if NORM_WEIGHT != "none":
-        w = tl.load(norm_weight + columns, mask=is_column, other=0.0).to(tl.float32)
     # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
     for i in range(0, 1 if SINGLE else tokens):
         row = start + i
         # All of a token's loads before the first barrier, which the compiler moves none across.
         if BETA != "none":
             strength = tl.load(beta + row * beta_row + head).to(tl.float32)
-        if GATE != "none":
-            z = tl.load(gate + row * gate_row + v_at + columns, mask=is_column, other=0.0).to(tl.float32)
+        if NORM and not SPLIT:
+            z, w = load_norm(gate + row * gate_row + v_at, norm_weight, columns, is_column, NORM_WEIGHT, GATE)
         f, log_rate = load_decay(decay, decay_row, row, A_log, dt_bias, head, rows, is_row, DECAY, DECAY_FORM, KEY_DIM)
         if TAPS > 0:
             if SINGLE:
@@ -159,12 +176,6 @@ def decode_kernel(
                 k_seen = load_inputs(k + q_at, k_row, start, row, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
                 q_seen = load_inputs(q + q_at, q_row, start, row, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
                 v_seen = load_inputs(v + v_at, v_row, start, row, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
-            if SINGLE and COMMIT:
-                # While the state is on its way.
-                push_all(
-                    q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, flat, is_flat,
-                    tickets + sequence * KEY_HEADS + key_head, GROUP * TILES, TAPS, TAPS_BLOCK,
-                )  # fmt: skip
             keys = convolve(k_seen, k_weight, conv_bias + K_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
             queries = convolve(q_seen, q_weight, conv_bias + Q_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
             values = convolve(v_seen, v_weight, conv_bias + V_AT + v_at, flat, is_flat, CONV_BIAS, CONV_ACTIVATION)
@@ -193,29 +204,39 @@ def decode_kernel(
             o = tl.sum(s * queries[:, None, None], 0) + tl.sum(queries * keys, 0) * u
             if SKIP:
                 o += tl.load(D + head).to(tl.float32) * values
-            if NORM:
-                if GATE != "none" and GATE_FIRST:
-                    o *= activate(z, GATE)
-                o *= tl.rsqrt(tl.sum(o * o) / VALUE_DIM + norm_eps)
-                if NORM_WEIGHT != "none":
-                    o *= 1.0 + w if NORM_WEIGHT == "one_plus" else w
-                if GATE != "none" and not GATE_FIRST:
-                    o *= activate(z, GATE)
-            tl.store(out + row * out_row + v_at + columns, o.to(out.dtype.element_ty), mask=is_column)
+            if SPLIT:
+                tl.store(outputs + (sequence * VALUE_HEADS + head) * VALUE_DIM + columns, o, mask=is_column)
+            else:
+                if NORM:
+                    o = normalise(o, z, w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
+                tl.store(out + row * out_row + v_at + columns, o.to(out.dtype.element_ty), mask=is_column)
         s += keys[:, None, None] * u[None, :, :]
 
+    # Before the state's stores: what others see of this program would wait for them too.
+    if MOVES or SPLIT:
+        last = arrive(tickets + sequence * KEY_HEADS + key_head, GROUP * TILES)
     if COMMIT:
         tl.store(own_state + offsets, s.to(state.dtype.element_ty), mask=is_state, eviction_policy="evict_first")
-        if TAPS > 0 and not SINGLE:
-            push_all(
-                q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, flat, is_flat,
-                tickets + sequence * KEY_HEADS + key_head, GROUP * TILES, TAPS, TAPS_BLOCK,
-            )  # fmt: skip
+    if MOVES:
+        push(v_window, v_last, flat, is_flat, TAPS, TAPS_BLOCK)
+        if last:
+            push(q_window, q_last, rows, is_row, TAPS, TAPS_BLOCK)
+            push(k_window, k_last, rows, is_row, TAPS, TAPS_BLOCK)
+    if SPLIT:
+        if last:
+            every = tl.arange(0, FULL_V)
+            known_every = every < VALUE_DIM
+            for other in range(key_head * GROUP, key_head * GROUP + GROUP):
+                at = other * VALUE_DIM
+                z, w = load_norm(gate + start * gate_row + at, norm_weight, every, known_every, NORM_WEIGHT, GATE)
+                o = tl.load(outputs + sequence * VALUE_HEADS * VALUE_DIM + at + every, mask=known_every, other=0.0)
+                o = normalise(o, z, w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
+                tl.store(out + start * out_row + at + every, o.to(out.dtype.element_ty), mask=known_every)
 
 
-def bucket(a: RecurrenceAttributes, sequences: int, *, norm: bool) -> tuple[int | str, ...]:
-    """Launches that share a tuned configuration."""
-    return (size_bucket(sequences), a.value_heads, a.key_dim, a.value_dim, "norm" if norm else "plain")
+def bucket(a: RecurrenceAttributes, sequences: int, *, whole: bool) -> tuple[int | str, ...]:
+    """Launches that share a tuned configuration; `whole`: a program must hold all columns of a head."""
+    return (size_bucket(sequences), a.value_heads, a.key_dim, a.value_dim, "whole" if whole else "tiles")
 
 
 def launch(
@@ -234,7 +255,7 @@ def launch(
     out: Tensor | None,  # [N, Hv * Dv], written; None: only the state moves
     conv: ShortConv | None = None,
     norm: OutputNorm | None = None,
-    tickets: Tensor | None = None,  # `workspace`, for a convolution whose channels several programs read
+    scratch: Workspace | None = None,  # for a convolution or a norm that several programs share
     accepted: Tensor | None = None,  # [S]: run over the first so many tokens of each sequence only
     commit: bool = True,
     config: Config | None = None,
@@ -256,12 +277,19 @@ def launch(
         require_tensor(KERNEL, "out", out, (n, a.value_heads * a.value_dim), ACTIVATIONS)
     if accepted is not None:
         require_tensor(KERNEL, "accepted", accepted, (sequences,), (torch.int64, torch.int32))
-    chosen = config or SPACE.config(bucket(a, sequences, norm=norm is not None))
-    block_k, block_v = block_sizes(a, chosen, whole=norm is not None)
+    whole = norm is not None and not single
+    chosen = config or SPACE.config(bucket(a, sequences, whole=whole))
+    block_k, block_v = block_sizes(a, chosen, whole=whole)
     tiles = -(-a.value_dim // block_v)
-    shared = commit and tiles * (a.value_heads // a.key_heads) > 1
-    pieces = conv_arguments(a, n, conv, q, tickets, sequences, shared=shared)
-    pieces |= norm_arguments(a, n, norm, q)
+    shares_window = conv is not None and commit and tiles * (a.value_heads // a.key_heads) > 1
+    require(
+        scratch is not None or not (shares_window or (norm is not None and tiles > 1)),
+        KERNEL,
+        "scratch memory (see workspace): several programs share one window or one norm",
+    )
+    if scratch is not None:
+        _require_scratch(a, scratch, sequences)
+    pieces = conv_arguments(a, conv, q) | norm_arguments(a, n, norm, q)
     grid = (sequences * a.value_heads * tiles,)
     if sequences == 0:
         return
@@ -278,6 +306,8 @@ def launch(
         context_lens=batch.context_lens,
         slots=batch.slots,
         accepted=batch.slots if accepted is None else accepted,
+        tickets=q if scratch is None else scratch.tickets,
+        outputs=q if scratch is None else scratch.outputs,
         q_row=q.stride(0),
         k_row=k.stride(0),
         v_row=v.stride(0),
@@ -299,6 +329,7 @@ def launch(
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         PART=min(block_v, chosen["part"]),
+        FULL_V=next_power_of_2(a.value_dim),
         DELTA_RULE=a.delta_rule,
         DECAY=a.decay,
         DECAY_FORM=a.decay_form,
@@ -316,7 +347,7 @@ def launch(
 
 
 def block_sizes(a: RecurrenceAttributes, config: Config, *, whole: bool) -> tuple[int, int]:
-    """Rows and columns of a program's tile; `whole`: all columns, since a norm needs the whole head."""
+    """Rows and columns of a program's tile; `whole`: all columns, for the norm of several tokens."""
     block_k, full = next_power_of_2(a.key_dim), next_power_of_2(a.value_dim)
     require(not whole or block_k * full <= MAX_TILE, KERNEL, f"at most {MAX_TILE} state elements a head with a norm")
     return block_k, full if whole else max(1, min(full, config["tile"] // block_k))
@@ -353,3 +384,10 @@ def _require_ports(
         require((x is not None) == wanted, KERNEL, f"{name}" if wanted else f"no {name}, as its attributes have none")
         if x is not None:
             require_tensor(KERNEL, name, x, shape, ACTIVATIONS)
+
+
+def _require_scratch(a: RecurrenceAttributes, scratch: Workspace, sequences: int) -> None:
+    require_tensor(KERNEL, "scratch.tickets", scratch.tickets, (None, a.key_heads), (torch.int32,))
+    require_tensor(KERNEL, "scratch.outputs", scratch.outputs, (None, a.value_heads * a.value_dim), (torch.float32,))
+    for x in (scratch.tickets, scratch.outputs):
+        require(x.shape[0] >= sequences and x.is_contiguous(), KERNEL, "contiguous scratch for every sequence")

@@ -111,22 +111,42 @@ def push(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.con
 
 
 @triton.jit
-def push_all(
-    q_window, k_window, v_window, q_last, k_last, v_last, rows, is_row, columns, is_column, ticket,
-    READERS: tl.constexpr, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Moves the windows past the step: v's is this program's own, the last of READERS programs moves q's and k's."""
-    # Threads of this program hold copies of the window's channels: all have to have read before one writes.
+def arrive(ticket, PROGRAMS: tl.constexpr):
+    """Whether the last of PROGRAMS has come: it sees what the others wrote, may overwrite what they read, and finds
+    their ticket back at zero."""
+    # Threads of this program too: what one of them writes next, the others have read.
     tl.debug_barrier()
-    push(v_window, v_last, columns, is_column, TAPS, TAPS_BLOCK)
     last = True
-    if READERS > 1:
-        last = tl.atomic_add(ticket, 1, sem="acq_rel") == READERS - 1
-    if last:
-        push(q_window, q_last, rows, is_row, TAPS, TAPS_BLOCK)
-        push(k_window, k_last, rows, is_row, TAPS, TAPS_BLOCK)
-        if READERS > 1:
+    if PROGRAMS > 1:
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == PROGRAMS - 1
+        if last:
             tl.store(ticket, 0)
+    return last
+
+
+@triton.jit
+def normalise(o, z, weight, eps, DIM: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr):
+    """The gated output norm (`OutputNorm`) of one head, all blocks float32 of one shape, zeros behind DIM."""
+    if GATE != "none" and GATE_FIRST:
+        o *= activate(z, GATE)
+    o *= tl.rsqrt(tl.sum(o * o) / DIM + eps)
+    if WEIGHT != "none":
+        o *= 1.0 + weight if WEIGHT == "one_plus" else weight
+    if GATE != "none" and not GATE_FIRST:
+        o *= activate(z, GATE)
+    return o
+
+
+@triton.jit
+def load_norm(gate, weight, columns, known, WEIGHT: tl.constexpr, GATE: tl.constexpr):
+    """What `normalise` takes beside the output, zeros where there is none; `gate` points to the head's first column."""
+    z = tl.zeros(columns.shape, tl.float32)
+    w = tl.zeros(columns.shape, tl.float32)
+    if GATE != "none":
+        z = tl.load(gate + columns, mask=known, other=0.0).to(tl.float32)
+    if WEIGHT != "none":
+        w = tl.load(weight + columns, mask=known, other=0.0).to(tl.float32)
+    return z, w
 
 
 @triton.jit
@@ -172,20 +192,11 @@ def log_decay(
     return g, steps
 
 
-def conv_arguments(
-    a: RecurrenceAttributes,
-    n: int,
-    conv: ShortConv | None,
-    q: Tensor,
-    tickets: Tensor | None,
-    sequences: int,
-    *,
-    shared: bool,
-) -> dict[str, Any]:
-    """The kernel's arguments for the convolution; `shared`: several programs read the same channels of its window."""
+def conv_arguments(a: RecurrenceAttributes, conv: ShortConv | None, q: Tensor) -> dict[str, Any]:
+    """The kernel's arguments for the convolution."""
     if conv is None:
         return dict(
-            window=q, conv_weight=q, conv_bias=q, tickets=q, window_slot=0, TAPS=0, TAPS_BLOCK=1, CONV_BIAS=False,
+            window=q, conv_weight=q, conv_bias=q, window_slot=0, TAPS=0, TAPS_BLOCK=1, CONV_BIAS=False,
             CONV_ACTIVATION="none", Q_AT=0, K_AT=0, V_AT=0,
         )  # fmt: skip
     channels, taps = conv.weight.shape
@@ -200,16 +211,10 @@ def conv_arguments(
     require(parts[0][0] >= 0 and ends[-1] <= channels and apart, KERNEL, "q, k and v apart within conv's channels")
     if conv.bias is not None:
         require_tensor(KERNEL, "conv.bias", conv.bias, (channels,), ACTIVATIONS)
-    if shared:
-        require(tickets is not None, KERNEL, "tickets (see workspace): several programs read one window")
-    if tickets is not None:
-        require_tensor(KERNEL, "tickets", tickets, (None, a.key_heads), (torch.int32,))
-        require(tickets.shape[0] >= sequences and tickets.is_contiguous(), KERNEL, "tickets for every sequence")
     return dict(
         window=conv.window,
         conv_weight=conv.weight,
         conv_bias=q if conv.bias is None else conv.bias,
-        tickets=q if tickets is None else tickets,
         window_slot=conv.window.stride(0),
         TAPS=taps,
         TAPS_BLOCK=next_power_of_2(taps),

@@ -16,7 +16,7 @@ from day0.kernels.common.triton_launch import require
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import Batch
 from day0.kernels.recurrence.schema import RecurrenceAttributes
-from day0.kernels.recurrence.triton_decode import launch
+from day0.kernels.recurrence.triton_decode import Workspace, launch
 from day0.kernels.recurrence.triton_pieces import OutputNorm, ShortConv
 
 KERNEL = "recurrence.verify"
@@ -63,12 +63,12 @@ def commit(
     accepted: Tensor,  # [S]: how many tokens of each sequence stay, 0 .. its tokens
     state: Tensor,  # [slots, Hv, Dk, Dv], updated in place where any token was accepted
     conv: ShortConv | None = None,  # its window moves with the state
-    tickets: Tensor | None = None,  # `triton_decode.workspace`, for a convolution whose channels several programs read
+    scratch: Workspace | None = None,  # `triton_decode.workspace`, for a convolution that several programs share
     config: Config | None = None,
 ) -> None:
     """Moves state and window past the accepted tokens of the last `verify`. A fresh sequence (context 0) of which none
     is accepted stays fresh: its slot is not written. Raises ContractError as `triton_decode.launch` does."""
     launch(
         a, q, k, v, decay, beta, A_log=A_log, dt_bias=dt_bias, batch=batch, state=state, out=None, conv=conv,
-        tickets=tickets, accepted=accepted, config=config,
+        scratch=scratch, accepted=accepted, config=config,
     )  # fmt: skip
