@@ -1,6 +1,7 @@
 import json
 import shutil
 import time
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,7 @@ from day0 import pipeline
 from day0.artifacts.manifest import Manifest
 from day0.demo import model_path
 from day0.errors import Day0Error
+from day0.language.recipe import find_recipe, write_recipe
 from day0.pipeline import Line, RunOptions, inventory_changes, open_line, open_model, store_baseline
 from day0.repo.files import LocalFiles
 from day0.repo.model_repo import ModelRepo
@@ -39,7 +41,9 @@ class Quick(Line):
 
     def _decompose(self):
         holds = self.holds["decompose"]
-        made = demo_inventory().model_copy(update={"produced_by": self.expected("decompose"), "holds": holds})
+        faults = () if holds else ("q_rotary: by hand",)
+        update = {"produced_by": self.expected("decompose"), "holds": holds, "faults": faults}
+        made = demo_inventory().model_copy(update=update)
         made.write(self.workspace.folder)
         return "holds" if holds else "does not hold"
 
@@ -55,7 +59,8 @@ class Quick(Line):
 
     def _align(self, say):
         say("align: exactness: holds")
-        made = alignment(holds=self.holds["align"]).model_copy(update={"produced_by": self.expected("align")})
+        verdict = self.holds["align"]
+        made = alignment(holds=verdict, gate=verdict).model_copy(update={"produced_by": self.expected("align")})
         made.write(self.workspace.folder)
         return made.holds
 
@@ -67,7 +72,7 @@ def quick(tmp_path, monkeypatch):
 
     def make(**options):
         plain = open_line("demo", RunOptions(**options))
-        return Quick(plain.repo, plain.workspace, plain.options)
+        return Quick(plain.repo, plain.workspace, RunOptions(**options))
 
     return make
 
@@ -130,6 +135,7 @@ def test_a_gate_that_fails_stops_the_line(quick, monkeypatch):
     monkeypatch.setitem(Quick.holds, "decompose", False)
     outcome = quick().run()
     assert (outcome.verdict, outcome.stopped_at, outcome.ran) == ("does not hold", "decompose", ("decompose",))
+    assert outcome.why == ("q_rotary: by hand",)
     assert not (quick().workspace.folder / "plan.yaml").exists()
     again = quick().run()
     assert again.stopped_at == "decompose" and again.ran == (), "a fresh verdict is not asked for twice"
@@ -140,6 +146,7 @@ def test_aligns_verdict_is_the_lines(quick, monkeypatch, verdict):
     monkeypatch.setitem(Quick.holds, "align", verdict)
     outcome = quick().run()
     assert (outcome.verdict, outcome.stopped_at, outcome.ran) == (verdict, "align", STAGES)
+    assert outcome.why == ("exactness: by hand",)
 
 
 def test_a_killed_stage_leaves_a_line_that_resumes(quick, monkeypatch):
@@ -151,9 +158,78 @@ def test_a_killed_stage_leaves_a_line_that_resumes(quick, monkeypatch):
     assert outcome.reused == ("decompose", "map") and outcome.ran == ("generate", "align")
 
 
-def test_a_changed_recipe_reruns_everything(quick, tmp_path):
-    from day0.language.recipe import find_recipe, write_recipe
+@pytest.fixture
+def mine(tmp_path):
+    """mine.yaml: the demo's recipe under another name."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(write_recipe(find_recipe(open_model("demo").config)))
+    return path
 
+
+def test_the_recipe_that_a_workspace_was_made_with_is_taken_again(quick, mine, tmp_path, monkeypatch):
+    quick(recipe="mine.yaml").run()
+    assert quick(recipe=str(mine)).run().ran == (), "one file, however it is named"
+    (tmp_path / "below").mkdir()
+    folder = quick().workspace.folder.absolute()
+    monkeypatch.chdir(tmp_path / "below")
+    line = open_line(None, RunOptions(), folder)
+    assert line.kept_recipe == str(mine) and {would for _, would, _ in line.dry_run()} == {"reuse"}
+    other = open_line(None, RunOptions(recipe=find_recipe(line.repo.config).recipe), folder)
+    assert other.kept_recipe is None and other.dry_run()[0][1:] == (
+        "run",
+        f"--recipe {other.options.recipe} is given now, it was {mine}",
+    )
+
+
+def test_a_recipe_that_is_gone_is_not_passed_over(quick, mine):
+    quick(recipe="mine.yaml").run()
+    mine.unlink()
+    with pytest.raises(
+        Day0Error, match=r"demo\.day0 was made with a recipe that fails now: cannot read recipe"
+    ) as error:
+        quick().run()
+    assert "--recipe NAME|FILE" in error.value.hint
+    assert quick().before("generate") == [
+        "decompose is out of date (the recipe changed): run `day0 decompose -w demo.day0`, then `day0 map -w demo.day0` "
+        "first"
+    ]
+
+
+def test_a_stage_by_itself_warns_of_the_first_stage_that_is_out_of_date(quick):
+    quick().run()
+    assert [quick().before(stage) for stage in (*STAGES, None)] == [[]] * 5
+    quick(device="h200").run_one("map")
+    assert quick().before("map") == quick().before("generate") == []
+    words = ["generate is out of date (plan.yaml changed): run `day0 generate -w demo.day0` first"]
+    assert quick().before("align") == quick().before(None) == words
+    with pytest.raises(Day0Error, match=r"align\.json is out of date: generate: plan\.yaml changed") as error:
+        store_baseline(quick(), Path("baseline.json"))
+    assert error.value.hint == "run `day0 generate -w demo.day0`, then `day0 align -w demo.day0`"
+
+
+def test_a_stage_by_itself_names_what_never_ran(quick):
+    quick().run_one("decompose")
+    with pytest.raises(Day0Error, match=r"plan\.yaml does not exist") as error:
+        quick().before("align")
+    assert error.value.hint == "run `day0 map -w demo.day0`, then `day0 generate -w demo.day0` first"
+
+
+def test_progress_says_why_a_stage_runs_and_what_it_reached(quick):
+    said = []
+
+    @contextmanager
+    def progress(text):
+        said.append(text)
+        yield said.append
+
+    quick().run(progress=progress)
+    assert said == [*(f"{stage} (not there yet)" for stage in STAGES), "align: exactness: holds"]
+    said.clear()
+    quick().run(start="align", progress=progress)
+    assert said[0] == "align (asked for)"
+
+
+def test_a_changed_recipe_reruns_everything(quick, tmp_path):
     recipe = find_recipe(open_model("demo").config)
     path = tmp_path / "mine.yaml"
     path.write_text(write_recipe(recipe))
@@ -168,8 +244,6 @@ def states_as_run(**options):
 
 
 def test_a_run_with_options_is_fresh_as_it_was_run_until_what_they_name_changes(quick, tmp_path, monkeypatch):
-    from day0.language.recipe import find_recipe, write_recipe
-
     recipe, device = tmp_path / "mine.yaml", tmp_path / "mine-cpu.yaml"
     held = find_recipe(open_model("demo").config)
     recipe.write_text(write_recipe(held))

@@ -150,6 +150,7 @@ def _labels(options: Options, layers: int, whole: int, inventory: Inventory) -> 
     if layers < whole:
         labels.append(f"{layers} of {whole} layers")
     contradicted = [operator.name for operator in inventory.operators if operator.evidence.contradiction]
+    contradicted += [f"config key {key.key}" for key in inventory.config_audit if key.audit == "contradicted"]
     if contradicted:
         labels.append(f"a recipe that the reference contradicts: {', '.join(contradicted)}")
     return tuple(labels)

@@ -39,7 +39,10 @@ def inventory(repo):
 
 
 def align(repo, folder, inventory, options=QUICK):
-    return run(repo, folder, inventory, options, produced_by(model_hash=repo.hash))
+    told = []
+    alignment = run(repo, folder, inventory, options, produced_by(model_hash=repo.hash), tell=told.append)
+    assert tuple(told) == alignment.gates
+    return alignment
 
 
 def verdicts(alignment):

@@ -105,10 +105,91 @@ def test_map_writes_the_plan_and_shows_it(line, capsys):
     assert document == plan
 
 
+def not_holding(line):
+    """The same workspace with an inventory that does not hold; the reason."""
+    path = line.workspace.folder / "inventory.json"
+    reason = "q_rotary: rotary_dim is 8 in the recipe, the reference computes with 16"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "holds": False, "faults": [reason]}))
+    return reason
+
+
+def test_run_says_why_it_stopped(line, capsys):
+    reason = not_holding(line)
+    for flags in (("-q",), (), ("--json",)):
+        ran = day0(capsys, "run", "demo", *flags)
+        assert ran.code == 1 and f"warning: decompose does not hold: {reason}\n" in ran.err
+    assert ran.json["why"] == [reason] and ran.json["stopped_at"] == "decompose"
+
+
+def test_a_stage_by_itself_does_not_pass_over_a_gate_that_does_not_hold(line, capsys):
+    reason = not_holding(line)
+    mapped = day0(capsys, "map", "demo", "-q")
+    assert mapped.code == 0 and f"warning: decompose does not hold: {reason}\n" in mapped.err
+    plan = yaml.safe_load((line.workspace.folder / "plan.yaml").read_text())
+    assert f"decompose does not hold: {reason}" in plan["warnings"]
+    refused = day0(capsys, "generate", "demo", "-q")
+    error, hint = refused.err.splitlines()
+    assert refused.code == 2 and error == f"error: decompose does not hold: {reason}"
+    assert "`day0 decompose -w demo.day0`" in hint and "--trust-recipe" in hint
+    assert not (line.workspace.folder / "package").exists()
+
+
+def test_a_package_of_a_contradicted_recipe_says_so(line, capsys):
+    path = line.workspace.folder / "inventory.json"
+    inventory = json.loads(path.read_text())
+    inventory["operators"][0]["evidence"]["contradiction"] = "by hand"  # and holds: --trust-recipe
+    path.write_text(json.dumps(inventory))
+    name = inventory["operators"][0]["name"]
+    day0(capsys, "map", "demo")
+    assert day0(capsys, "generate", "demo", "--json").json["labels"] == [
+        f"a recipe that the reference contradicts: {name}"
+    ]
+
+
+def test_on_a_cpu_map_and_run_say_once_that_there_is_no_gpu(aligned, capsys):
+    aligned(row(1e-13))
+    warnings = [
+        "warning: the checkpoint is in bfloat16; on cpu it runs in float32",
+        "warning: no GPU: every operator runs on PyTorch",
+    ]
+    assert day0(capsys, "map", "demo", "-q").err.splitlines() == warnings
+    ran = day0(capsys, "run", "demo", "-q")
+    assert ran.code == 0 and ran.err.splitlines() == warnings
+
+
+def test_what_is_built_on_work_out_of_date_says_so(aligned, line, capsys):
+    aligned(row(1e-13))
+    assert day0(capsys, "map", "--device", "h200").code == 0
+    words = "generate is out of date (plan.yaml changed): run `day0 generate -w demo.day0` first"
+    ran = day0(capsys, "sample", "-q", "--prompt-ids", "5", "--max-tokens", "1")
+    assert ran.code == 0 and ran.err.startswith(f"warning: {words}\n")
+    ran = day0(capsys, "align", "-q", "--text", "")
+    assert ran.code == 2 and ran.err.startswith(f"warning: {words}\n")
+    stored = day0(capsys, "check", "--store")
+    assert stored.code == 2 and stored.err == (
+        "error: align.json is out of date: generate: plan.yaml changed\n"
+        "hint: run `day0 generate -w demo.day0`, then `day0 align -w demo.day0`\n"
+    )
+
+
+def test_a_kept_recipe_is_named(line, capsys, tmp_path):
+    from day0.language.recipe import find_recipe, write_recipe
+
+    (tmp_path / "mine.yaml").write_text(write_recipe(find_recipe(line.repo.config)))
+    with_it = open_line("demo", RunOptions(recipe="mine.yaml"))
+    path = line.workspace.folder / "inventory.json"
+    inventory = json.loads(path.read_text())
+    inventory["produced_by"]["flags"] = with_it.expected("decompose").flags
+    path.write_text(json.dumps(inventory))
+    ran = day0(capsys, "run", "demo", "--dry-run", "--json")
+    assert ran.json["stages"][0]["would"] == "reuse"
+    assert ran.err == f"recipe: {tmp_path / 'mine.yaml'}, which demo.day0 was made with\n"
+
+
 def test_map_without_an_inventory_says_what_comes_first(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ran = day0(capsys, "map", "demo")
-    assert ran.code == 2 and "inventory.json does not exist" in ran.err
+    assert ran.code == 2 and "inventory.json does not exist" in ran.err and "`day0 decompose -w demo.day0`" in ran.err
 
 
 def test_the_workspace_stands_in_for_the_model(line, capsys):
@@ -192,8 +273,24 @@ def test_sample_continues_a_prompt(line, capsys):
     again = day0(capsys, "sample", "demo", "--prompt-ids", "5,6,7", "--max-tokens", "3")
     assert again.out == sampled["text"] + "\n"
     assert day0(capsys, "sample", "--prompt-ids", "1,x").code == 2
-    outside = day0(capsys, "sample", "--prompt-ids", "99999999")
-    assert outside.code == 2 and "outside the vocabulary" in outside.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--prompt-ids", "99999999"), "outside the vocabulary"),
+        (("--prompt-ids", "5,-1"), "outside the vocabulary"),
+        (("--prompt", ""), "at least one token"),
+        (("--prompt-ids", "5", "--max-tokens", "9999"), "10000 tokens are asked for, the model has 4096 positions"),
+    ],
+)
+def test_sample_refuses_a_prompt_before_it_loads_the_package(aligned, capsys, monkeypatch, arguments, what):
+    def never(*_, **__):
+        raise AssertionError("the package was loaded first")
+
+    monkeypatch.setattr("day0.engine.package.load_package", never)
+    ran = day0(capsys, "sample", *arguments)
+    assert ran.code == 2 and what in ran.err
 
 
 PRINTS = """
@@ -310,8 +407,10 @@ def test_check_stores_then_holds_then_fails(aligned, line, capsys, tmp_path, mon
     aligned(row(1e-13))
     before = day0(capsys, "check", "demo")
     assert before.code == 2 and "day0 check --store" in before.err
-    assert day0(capsys, "check", "demo", "--store").out == "demo.day0/baseline.json\n"
-    assert day0(capsys, "check", "demo").code == 0
+    stored = day0(capsys, "check", "demo", "--store")
+    assert (stored.out, stored.err) == ("demo.day0/baseline.json\n", "stored 1 gate, 1 figure, 1 continuation\n")
+    held = day0(capsys, "check", "demo")
+    assert held.code == 0 and held.out == "check holds: 1 gate, 1 figure, 1 continuation\n"
 
     aligned(row(9e-13))
     summary = tmp_path / "summary.md"
