@@ -318,7 +318,7 @@ class Workspace:
             return self._read_manifest(), ""
         artifact = _RECORDS[stage].read(self.folder)
         if isinstance(artifact, Inventory):
-            return artifact.produced_by, "holds" if artifact.holds else "does not hold"
+            return artifact.produced_by, artifact.verdict
         return artifact.produced_by, artifact.holds if isinstance(artifact, Alignment) else ""
 
     def _read_manifest(self) -> Provenance:

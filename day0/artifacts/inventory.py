@@ -4,11 +4,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from day0.artifacts.alignment import Verdict
 from day0.artifacts.base import Artifact, Record
 from day0.artifacts.layout import Component
 
 Status = Literal["reuse", "modify", "new"]
-Established = Literal["proved", "declared", "inferred"]
+Established = Literal["proved", "declared", "inferred", "contradicted"]
 
 
 class Evidence(Record):
@@ -17,12 +18,13 @@ class Evidence(Record):
     established: Established
     detail: str
     # proved: where in the reference the outputs were found ("Glm5...Attention.forward: core_attn_out"), over how many
-    # probes, and the largest relative L2 error seen.
+    # probes, and the largest relative L2 error seen. Contradicted: the nearest value's place and error, if one is near.
     location: str = ""
     probes: tuple[str, ...] = ()
     error: float | None = None
     # a near miss: the attribute that differs, what the recipe says and what the reference computes
     contradiction: str = ""
+    wrong: tuple[str, ...] = ()  # the attributes that differ
 
 
 class WeightUse(Record):
@@ -85,6 +87,21 @@ class TensorAudit(Record):
     shape_mismatch: tuple[str, ...] = ()
 
 
+class TensorGroup(Record):
+    """Tensors of the checkpoint that are alike but for the numbers in their names, and the operator that owns them.
+
+    `name` has "*" for each number; `layers` are the values of the first one; "" as `operator`: no module of the
+    reference has that name, since it goes by others once it is loaded.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layers: tuple[int, ...]
+    count: int
+    operator: str = ""
+
+
 class Fusion(Record):
     """Operators that follow each other and could run as one launch, and why that helps."""
 
@@ -115,13 +132,27 @@ class Inventory(Artifact):
     layers: int
     schedule: tuple[str, ...]  # per layer, in words: the blocks chosen ("kda + moe")
     parameters: int
-    parameters_active: int = 0
+    parameters_active: int | None = None  # None: not known without a recipe
     weights_dtype: str
     operators: tuple[Operator, ...]
     config_audit: tuple[ConfigKey, ...] = ()
     tensor_audit: TensorAudit
+    tensors: tuple[TensorGroup, ...] = ()  # without a recipe: every tensor; with one, the operators' weights say them
     fusions: tuple[Fusion, ...] = ()
     work: dict[str, dict[str, int]] = Field(default_factory=dict)  # what prefill and decode costs were asked for
     warnings: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()  # what keeps it from holding, a line each
+    undecided: tuple[str, ...] = ()  # why nothing can be said either way, a line each
     holds: bool = True
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gate's: what is undecided does not hold, but where a fault is found that alone decides."""
+        if self.holds:
+            return "holds"
+        return "inconclusive" if self.undecided and not self.faults else "does not hold"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the verdict is not "holds", a line each."""
+        return self.faults or self.undecided

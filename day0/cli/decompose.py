@@ -1,10 +1,11 @@
 """day0 decompose: the operator inventory."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
 
-from day0.cli.common import Model, Revision, Trust, WorkspaceOption, check_trust, command, gate
+from day0.cli.common import Model, Revision, Trust, WorkspaceOption, check_trust, command, gate, name_kept_recipe
 from day0.cli.output import Output, amount, ranges
 
 
@@ -39,12 +40,13 @@ def decompose(
         revision=revision,
     )
     line = open_line(repo, options, workspace)
+    name_kept_recipe(out, line)
     with out.progress(f"decompose {line.repo.name}"):
-        verdict = line.run_one("decompose")
+        line.run_one("decompose")
         changes = inventory_changes(line, diff) if diff else None
     inventory = Inventory.read(line.workspace.folder)
     if changes is None:
-        show(out, inventory)
+        show(out, inventory, line.repo.tensors)
         out.document(inventory.model_dump(mode="json"))
     else:
         out.table(changes, title=f"{inventory.model} -> {diff}")
@@ -52,11 +54,11 @@ def decompose(
         out.document({"model": inventory.model, "with": diff, "changes": changes})
     if out.quiet:
         out.value(str(line.workspace.path("decompose")))
-    gate(verdict)
+    gate(inventory.verdict)
 
 
-def show(out: Output, inventory: Any) -> None:
-    """The operator table, the audits, and the verdict."""
+def show(out: Output, inventory: Any, tensors: Mapping[str, Any]) -> None:
+    """The operator table, the audits, and the verdict. `tensors`: the checkpoint's headers by name."""
     out.table([_row(o) for o in inventory.operators], title=f"{inventory.model}: {inventory.layers} layers")
     if out.verbose:
         out.table([{"layer": i, "is": words} for i, words in enumerate(inventory.schedule)], title="schedule")
@@ -68,8 +70,13 @@ def show(out: Output, inventory: Any) -> None:
             title="config",
         )
         out.table([{"operators": f.operators, "why": f.reason} for f in inventory.fusions], title="fusion candidates")
-    out.line(_work(inventory.work))
-    out.line(f"parameters: {amount(inventory.parameters)}, active per token: {amount(inventory.parameters_active)}")
+    if not inventory.recipe:
+        out.table(_tensor_rows(inventory, tensors if out.verbose else {}), title="tensors")
+    else:
+        out.line(_work(inventory.work))
+    active = inventory.parameters_active
+    per_token = "" if active is None else f", active per token: {amount(active)}"
+    out.line(f"parameters: {amount(inventory.parameters)}{per_token}")
     out.line(f"reference: {_reference(inventory)}")
     out.line(f"config: {_config_audit(inventory)}")
     out.line(f"tensors: {_tensor_audit(inventory.tensor_audit)}")
@@ -77,13 +84,34 @@ def show(out: Output, inventory: Any) -> None:
         if warning not in inventory.faults:
             out.warn(warning)
     warn_of_faults(out, inventory)
-    out.line(f"decompose {'holds' if inventory.holds else 'does not hold'}")
+    out.line(f"decompose {_said(inventory.verdict)}")
 
 
 def warn_of_faults(out: Output, inventory: Any) -> None:
-    """Say why an inventory does not hold, also under -q."""
-    for fault in inventory.faults:
-        out.warn(f"decompose does not hold: {fault}")
+    """Say why an inventory does not hold, or decides nothing, also under -q."""
+    for reason in inventory.reasons:
+        out.warn(f"decompose {_said(inventory.verdict)}: {reason}")
+
+
+def _said(verdict: str) -> str:
+    return "is inconclusive" if verdict == "inconclusive" else verdict
+
+
+def _tensor_rows(inventory: Any, each: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The checkpoint's tensors, those of several layers in one row, or `each` of them where it is given."""
+    if each:
+        return [{"tensor": name, "shape": list(header.shape), "dtype": header.dtype} for name, header in each.items()]
+    return [
+        {
+            "tensor": group.name,
+            "shape": list(group.shape),
+            "dtype": group.dtype,
+            "layers": ranges(group.layers),
+            "count": group.count,
+            "module": group.operator,
+        }
+        for group in inventory.tensors
+    ]
 
 
 def _row(operator: Any) -> dict[str, Any]:
@@ -91,8 +119,6 @@ def _row(operator: Any) -> dict[str, Any]:
     fixed = sum(c.entry_bytes(2) for c in operator.state if c.role == "per_sequence")
     state = [f"{amount(paged)}B/token"] if paged else []
     state += [f"{amount(fixed)}B/sequence"] if fixed else []
-    evidence = operator.evidence
-    error = "" if evidence.error is None else f" ({evidence.error:.0e})"
     return {
         "operator": operator.name,
         "kind": operator.kind,
@@ -101,9 +127,17 @@ def _row(operator: Any) -> dict[str, Any]:
         "state": ", ".join(state),
         "prefill": _cost(operator.prefill),
         "decode": _cost(operator.decode),
-        "status": operator.status,
-        "established": f"{evidence.established}{error}",
+        # A contract covers the attributes that the recipe says, which are not those of a contradicted operator.
+        "status": None if operator.evidence.established == "contradicted" else operator.status,
+        "established": _established(operator.evidence),
     }
+
+
+def _established(evidence: Any) -> str:
+    """How an operator is known: what is proved with its error, what is contradicted with the attributes that are."""
+    if evidence.established == "proved" and evidence.error is not None:
+        return f"proved ({evidence.error:.0e})"
+    return f"{evidence.established} ({', '.join(evidence.wrong)})" if evidence.wrong else str(evidence.established)
 
 
 def _cost(cost: Any) -> str:

@@ -26,6 +26,7 @@ Changes = dict[str, dict[str, Any]]
 @dataclass(frozen=True)
 class _Verdict:
     text: str
+    wrong: tuple[str, ...] = ()  # the attributes that differ
     location: str = ""
     error: float | None = None
 
@@ -57,7 +58,8 @@ def prove_program(program: Program, weights: Weights, probes: Sequence[Probe], *
                 f"{culprit.call.use.path}: "
                 + ", ".join(
                     f"{k} is {old[k]!r} in the recipe, the reference computes with {v!r}" for k, v in change.items()
-                )
+                ),
+                wrong=tuple(change),
             )
             continue
         if _only_chooses(first, found):
@@ -242,7 +244,7 @@ def _blame(chain: Sequence[Found], probes: Sequence[Probe]) -> tuple[Found, _Ver
                 f"{found.call.use.path}: no value tried of its attributes reproduces the reference; "
                 f"the nearest it computed is {closest.location}, at a relative error of {closest.error:.1e}"
             )
-            return found, _Verdict(text, closest.location, closest.error)
+            return found, _Verdict(text, location=closest.location, error=closest.error)
     failed = next((f for f in chain if f.failure), None)
     if failed is not None:
         return failed, _Verdict(f"{failed.call.use.path}: {failed.failure}")
@@ -283,13 +285,13 @@ def _proofs(
                 proof,
                 proved=False,
                 contradiction=verdict.text,
+                wrong=verdict.wrong,
                 location=verdict.location or proof.location,
-                error=verdict.error if verdict.error is not None else proof.error,
+                error=verdict.error,
             )
         elif name in unseen:
-            proof = replace(
-                proof, proved=False, detail="only its part in a choice shows, and the choice is the reference's"
-            )
+            detail = "only its part in a choice shows, and the choice is the reference's"
+            proof = replace(proof, proved=False, error=None, detail=detail)
         elif not proof.proved:
             proof = replace(proof, detail=f"not tested: it follows {blamed}, which the reference does not reproduce")
         proofs[name] = proof
@@ -305,7 +307,7 @@ def _proof(calls: Sequence[Found], probes: Sequence[Probe]) -> Proof:
     return Proof(
         proved=confirmed,
         location=matches[0].location if matches else "",
-        error=max((m.error for m in matches), default=None),
+        error=max((m.error for m in matches), default=None) if confirmed else None,
         probes=tuple(dict.fromkeys(probes[f.probe].name for f in calls)),
         detail=detail if confirmed else "",
     )

@@ -24,6 +24,7 @@ DESCRIPTIVE = {
     "transformers_version": "which version wrote the file",
 }
 NEVER_READ = "the reference never reads it"
+UNREAD_BY_RECIPE = (": the reference reads it, the recipe does not", ": the reference reads them, the recipe does not")
 OTHER_PART = "belongs to another part of the model than its text model"
 
 
@@ -53,7 +54,13 @@ def audit_config(
         said_by = TIE if TIE in raw else f"{inside}.{TIE}"
         auditor.warnings.append(f"config key {said_by}: {fault}")
         keys = [_with_fault(key, fault, certain) if key.key == said_by else key for key in keys]
-    return keys, auditor.warnings
+    return keys, auditor.warnings + [_said_once(names, words) for words, names in auditor.alike.items()]
+
+
+def _said_once(names: Sequence[str], words: tuple[str, str]) -> str:
+    """One warning for all keys of which the same is to be said."""
+    one, several = words
+    return f"config key {names[0]}{one}" if len(names) == 1 else f"config keys {', '.join(names)}{several}"
 
 
 def _with_fault(key: ConfigKey, fault: str, certain: bool) -> ConfigKey:
@@ -71,6 +78,7 @@ class _Auditor:
         self.part_reads = reference.text_reads if reference is not None else None
         self.aliases = reference.aliases if reference is not None else {}
         self.warnings: list[str] = []
+        self.alike: dict[tuple[str, str], list[str]] = {}  # what is to be said of one key, of several -> the keys
 
     def text(self, key: str, value: Any, shown: str) -> ConfigKey:
         """A key of the text model."""
@@ -91,10 +99,12 @@ class _Auditor:
         if by_reference:
             detail = "" if self.program is None else "the recipe does not read it"
             if detail:
-                self.warnings.append(f"config key {shown}: the reference reads it, the recipe does not")
+                self.alike.setdefault(UNREAD_BY_RECIPE, []).append(shown)
             return ConfigKey(key=shown, value=value, audit="consumed", read_by=read_by, detail=detail)
         detail = NEVER_READ if self.part_reads is not None else "the recipe does not read it"
-        self.warnings.append(f"config key {shown} is ignored: {detail}")
+        them = f"{detail.removesuffix('it')}them"
+        words = (f" is ignored: {detail}", f" are ignored: {them}")
+        self.alike.setdefault(words, []).append(shown)
         return ConfigKey(key=shown, value=value, audit="ignored", detail=detail)
 
     def outer(self, key: str, value: Any) -> ConfigKey:

@@ -145,7 +145,9 @@ def _from_plain(said: Mapping[str, Any]) -> Seen:
         )
         seen.structure = Structure(**(structure | {"modules": modules}))
     if (b := said["behaviour"]) is not None:
-        proofs = {n: Proof(**(p | {"probes": tuple(p["probes"])})) for n, p in b["proofs"].items()}
+        proofs = {
+            n: Proof(**(p | {name: tuple(p[name]) for name in ("probes", "wrong")})) for n, p in b["proofs"].items()
+        }
         ports = {place: tuple(shapes) for place, shapes in b["ports"].items()}
         seen.behaviour = Behaviour(proofs, tuple(b["probes"]), functions=tuple(b["functions"]), ports=ports)
     return seen

@@ -85,12 +85,13 @@ def evidence_of(proof: Proof | None) -> Evidence:
     if proof is None:
         return Evidence(established="declared", detail="the recipe says so; its behaviour was not watched")
     return Evidence(
-        established="proved" if proof.proved else "declared",
+        established="proved" if proof.proved else "contradicted" if proof.contradiction else "declared",
         detail=proof.detail,
         location=proof.location,
         probes=proof.probes,
         error=proof.error,
         contradiction=proof.contradiction,
+        wrong=proof.wrong,
     )
 
 

@@ -94,10 +94,11 @@ class Proof:
 
     proved: bool
     location: str = ""  # where the reference computed its (first) output
-    error: float | None = None  # the largest relative L2 error
+    error: float | None = None  # the largest relative L2 error; of what is contradicted, that of the nearest value
     probes: tuple[str, ...] = ()
     detail: str = ""
     contradiction: str = ""
+    wrong: tuple[str, ...] = ()  # the attributes that are contradicted
 
 
 def index_trace(trace: Trace) -> tuple[TensorIndex, ...]:

@@ -14,12 +14,21 @@ from day0.decompose.operators import DECODE, PREFILL, active_parameters, operato
 from day0.decompose.structure import Structure, read_source
 from day0.decompose.tensor_audit import TensorEvidence, audit_tensors
 from day0.decompose.tie import tie_fault
-from day0.decompose.unknown import operators_of_source, operators_of_structure
+from day0.decompose.unknown import (
+    Owners,
+    audit_of,
+    operators_of_source,
+    operators_of_structure,
+    owners_of,
+    tensor_groups,
+)
 from day0.errors import Day0Error
 from day0.language.program import apply_recipe
 from day0.language.recipe import find_recipe, load_recipe
 from day0.repo.model_repo import ModelRepo
 from day0.repo.reference_source import ReferenceSource, find_reference_source
+
+NO_RECIPE = "no recipe covers the model: its operators are modules of the reference, not known computations"
 
 
 @dataclass(frozen=True)
@@ -48,10 +57,11 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
     if recipe is None:
         _require_something_to_read(source, options)
     seen = look(repo, source, recipe, trust=options.trust, seed=options.seed)
+    owners = owners_of(seen.structure, repo.tensors) if program is None else {}
     if program is not None:
         tensors = audit_tensors(program, repo.tensors)
     else:
-        tensors = TensorEvidence(TensorAudit(claimed=0, unclaimed=tuple(repo.tensors)))
+        tensors = TensorEvidence(audit_of(owners, repo.tensors))
     tie = tie_fault(repo, program) if program is not None else ("", True)
     keys, warnings = audit_config(repo.config, program, reference=seen.config, mismatches=tensors.mismatches, tie=tie)
     dtype = weights_dtype(repo.tensors.values(), repo.config)
@@ -61,14 +71,17 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
         operators = operator_records(program, links, proofs, repo.tensors, dtype)
         fusions = fusion_candidates(program, links)
     else:
-        operators, fusions = _unknown_operators(repo, source, seen, dtype), []
+        operators, fusions = _unknown_operators(repo, source, seen, dtype, owners), []
     counted = sum(o.parameters for o in operators)
-    warnings = [*seen.warnings, *warnings, *_parameter_warnings(counted, seen.structure)]
+    warnings = [*seen.warnings, *warnings]
+    if program is not None:
+        warnings += _parameter_warnings(counted, seen.structure)
     warnings += _tensor_warnings(repo, tensors)
     if recipe is not None and recipe.reference.float64_leak > 0:
         leak = recipe.reference.float64_leak
         warnings.append(f"values count as equal up to {leak:.1e}, which the recipe says the reference's float64 leaves")
-    faults = _faults(operators, keys, tensors.audit, options)
+    faults = _faults(operators, keys, tensors.audit, options, recipe=recipe is not None)
+    undecided = () if recipe is not None else (NO_RECIPE,)
     contradictions = [o.evidence.contradiction for o in operators if o.evidence.contradiction]
     return Inventory(
         produced_by=produced_by,
@@ -81,16 +94,18 @@ def run(repo: ModelRepo, options: Options, produced_by: Provenance) -> Inventory
         layers=len(program.layers) if program is not None else _layers(seen),
         schedule=tuple(layer.describe() for layer in program.layers) if program is not None else (),
         parameters=seen.structure.parameters if seen.structure is not None else counted,
-        parameters_active=active_parameters(program) if program is not None else 0,
+        parameters_active=active_parameters(program) if program is not None else None,
         weights_dtype=dtype,
         operators=tuple(operators),
         config_audit=tuple(keys),
         tensor_audit=tensors.audit,
+        tensors=tuple(tensor_groups(repo.tensors, owners)) if program is None else (),
         fusions=tuple(fusions),
         work={"prefill": PREFILL, "decode": DECODE},
         warnings=tuple(warnings + contradictions),
         faults=tuple(faults),
-        holds=not faults,
+        undecided=undecided,
+        holds=not faults and not undecided,
     )
 
 
@@ -111,13 +126,15 @@ def _require_something_to_read(source: ReferenceSource, options: Options) -> Non
         )
 
 
-def _unknown_operators(repo: ModelRepo, source: ReferenceSource, seen: Seen, dtype: str) -> list[Operator]:
-    seen.warnings.append("no recipe covers the model: its operators are work orders, not known computations")
+def _unknown_operators(
+    repo: ModelRepo, source: ReferenceSource, seen: Seen, dtype: str, owners: Owners
+) -> list[Operator]:
     if seen.structure is not None:
         functions = seen.behaviour.functions if seen.behaviour is not None else ()
         if functions:
             seen.warnings.append(f"functions of the reference to be explained: {'; '.join(functions[:40])}")
-        return operators_of_structure(seen.structure, dtype, seen.behaviour.ports if seen.behaviour is not None else {})
+        ports = seen.behaviour.ports if seen.behaviour is not None else {}
+        return operators_of_structure(seen.structure, dtype, ports, owners)
     return operators_of_source(read_source(source, repo))
 
 
@@ -152,30 +169,31 @@ def _parameter_warnings(counted: int, structure: Structure | None) -> list[str]:
 
 
 def _tensor_warnings(repo: ModelRepo, tensors: TensorEvidence) -> list[str]:
-    audit = tensors.audit
     if not repo.tensors:
         return ["the repo has no weights: its tensors were not audited"]
-    warnings = [f"tensor {name} is in no operator" for name in audit.unclaimed[:20]]
-    if len(audit.unclaimed) > 20:
-        warnings.append(f"{len(audit.unclaimed) - 20} more tensors are in no operator")
-    warnings += [f"tensor {name} is missing from the checkpoint" for name in audit.missing[:20]]
-    return warnings + [f"tensor {text}" for text in audit.shape_mismatch[:20]]
+    return _tensor_faults(tensors.audit)
 
 
-def _faults(
-    operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options
-) -> list[str]:
-    """What keeps the inventory from holding, a line each; nothing found is nothing shown."""
-    faults = [] if operators else ["no operator was found"]
-    faults += [
+def _tensor_faults(audit: TensorAudit) -> list[str]:
+    """What is wrong with the tensors, one line for each way to be wrong."""
+    return [
         f"{what}: {_first(names)}"
         for what, names in (
             ("tensors missing from the checkpoint", audit.missing),
             ("tensors of another shape than the recipe says", audit.shape_mismatch),
-            ("tensors in no operator", audit.unclaimed if audit.claimed else ()),
+            ("tensors in no operator", audit.unclaimed),
         )
         if names
     ]
+
+
+def _faults(
+    operators: Sequence[Operator], keys: Sequence[ConfigKey], audit: TensorAudit, options: Options, *, recipe: bool
+) -> list[str]:
+    """What keeps the inventory from holding, a line each; nothing found is nothing shown."""
+    faults = [] if operators else ["no operator was found"]
+    if recipe:
+        faults += _tensor_faults(audit)
     unproved = [o.name for o in operators if o.evidence.established != "proved"]
     if options.require == "proved" and unproved:
         faults.append(f"operators not proved: {_first(unproved)}")

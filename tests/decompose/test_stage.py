@@ -199,6 +199,10 @@ def test_behaviour_beats_the_recipe(tiny_repo, tmp_path):
     (contradiction,) = [o.evidence.contradiction for o in inventory.operators if o.evidence.contradiction]
     assert contradiction.startswith("layers.0.delta: qk_norm_eps is 0.01 in the recipe")
     assert contradiction in inventory.warnings and inventory.faults == (contradiction,)
+    assert inventory.verdict == "does not hold" and inventory.reasons == (contradiction,)
+    delta = next(o for o in inventory.operators if o.name == "delta").evidence
+    assert (delta.established, delta.wrong, delta.error) == ("contradicted", ("qk_norm_eps",), None)
+    assert all(o.evidence.error is None for o in inventory.operators if o.evidence.established == "declared")
     trusted = decompose(repo, recipe=str(tmp_path / "wrong.yaml"), trust_recipe=True)
     assert trusted.holds and trusted.faults == ()
     changes = diff(decompose(repo), inventory)
@@ -235,16 +239,58 @@ def test_full_size(root, tmp_path, name, layers):
 def test_a_model_without_recipe(tiny_repo, tmp_path, monkeypatch):
     monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
     inventory = decompose(tiny_repo("qwen3_5"))
-    assert inventory.holds and inventory.recipe == ""
+    assert not inventory.holds and (inventory.verdict, inventory.faults) == ("inconclusive", ())
+    assert inventory.undecided == inventory.reasons and "no recipe" in inventory.reasons[0]
+    assert inventory.recipe == "" and inventory.parameters_active is None
     assert {(o.status, o.evidence.established) for o in inventory.operators} == {("new", "inferred")}
     projection = next(o for o in inventory.operators if o.name.endswith("linear_attn.out_proj"))
     assert projection.kind == "Linear" and projection.layers == (0, 1, 2)
     assert projection.inputs == ("in[0] [1, 77, 256]",) and projection.outputs == ("out [1, 77, 128]",)
     assert sum(o.parameters for o in inventory.operators) == inventory.parameters
     assert any("chunk_gated_delta_rule" in warning for warning in inventory.warnings)
-    (fault,) = decompose(tiny_repo("qwen3_5"), require="proved").faults
+    asked = decompose(tiny_repo("qwen3_5"), require="proved")
+    (fault,) = asked.faults
+    assert asked.verdict == "does not hold" and asked.reasons == asked.faults
     first = ", ".join(o.name for o in inventory.operators[:5])
     assert fault.startswith(f"operators not proved: {first} and ")
+
+
+def test_without_a_recipe_a_tensor_belongs_to_the_module_that_its_name_says(tiny_repo, monkeypatch):
+    monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
+    repo = ModelRepo.open(tiny_repo("qwen3_5"))
+    inventory = decompose(tiny_repo("qwen3_5"))
+    audit = inventory.tensor_audit
+    assert audit.claimed == len(repo.tensors) and audit.unclaimed == ()
+    assert not any("tensor" in warning for warning in inventory.warnings)
+    assert sum(group.count for group in inventory.tensors) == len(repo.tensors)
+    (group,) = [g for g in inventory.tensors if g.name == "model.layers.*.linear_attn.out_proj.weight"]
+    assert (group.shape, group.dtype, group.layers, group.count) == ((128, 256), "float32", (0, 1, 2), 3)
+    assert group.operator in {o.name for o in inventory.operators}
+
+
+def test_tensors_that_the_reference_renames_are_named_in_one_warning(tiny_repo, monkeypatch):
+    monkeypatch.setattr("day0.decompose.stage.find_recipe", lambda config: None)
+    inventory = decompose(tiny_repo("olmo_hybrid"))
+    audit = inventory.tensor_audit
+    renamed = ("model.layers.0.attention_layer_norm.weight", "model.layers.0.feedforward_layer_norm.weight")
+    assert audit.unclaimed[:2] == renamed and len(audit.unclaimed) == 7
+    said = [w for w in inventory.warnings if w.startswith("tensors in no operator: ")]
+    assert len(said) == 1 and said[0].endswith("and 2 more") and inventory.verdict == "inconclusive"
+    unowned = [g for g in inventory.tensors if not g.operator]
+    assert sum(g.count for g in unowned) == 7 and {g.name for g in unowned} == {
+        "model.layers.*.attention_layer_norm.weight",
+        "model.layers.*.feedforward_layer_norm.weight",
+    }
+    norm = next(o for o in inventory.operators if o.name == "model.layers.*.input_layernorm")
+    assert norm.weights[0].tensors == () and norm.layers == (0, 1, 2)
+
+
+def test_keys_of_which_the_same_is_said_share_a_warning(tiny_repo):
+    repo = ModelRepo.open(tiny_repo("qwen3_5"))
+    program = apply_recipe(find_recipe(repo.config), repo.config, repo.tensors)
+    reference = ReferenceConfig(text=dict(program.config), text_reads=frozenset(program.config))
+    _, warnings = audit_config({**repo.config, "stray": 3, "other": 4}, program, reference=reference)
+    assert "config keys stray, other are ignored: the reference never reads them" in warnings
 
 
 def test_a_full_disk_does_not_pass_for_a_model_that_cannot_be_watched(tiny_repo, monkeypatch):
