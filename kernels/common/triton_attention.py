@@ -155,8 +155,8 @@ def attend(
     """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
 
     LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits
-    for one look-up only; else they are all up to the query's own. SHARED: values are the keys (latents). DR > 0: keys
-    go on with the row's rope key, which all heads share. TILES > 0: keys and values are quantised, with a scale for
+    for one look-up only (without `indices` they are there, in whole tiles); else they are all up to the query's own.
+    SHARED: values are the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0: keys and values are quantised, with a scale for
     each of TILES tiles of a row. SPLIT: `out` has an axis of splits, and `sums` takes each part's log2 of the sum of
     exponentials; else `out` is the result.
     """
@@ -212,11 +212,12 @@ def attend(
     column = tl.arange(0, BN)
     if LISTED:
         last = context + first - start
-        indices += first.to(tl.int64) * i_row
         # Programs of other heads write the same numbers to the same places.
         places += first.to(tl.int64) * p_row
         until = lo + tl.cdiv(hi - lo, BN) * BN
-        _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 256)
+        if indices is not None:
+            indices += first.to(tl.int64) * i_row
+            _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 256)
         ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
     else:
         # A tile lies in one page, whose number is read one tile ahead.

@@ -201,11 +201,13 @@ def read(
     scratch: Tensor | None = None,  # [Problem.scratch(splits)] float32, where that is not 0; written
     splits: int | None = None,
     config: Config | None = None,
+    placed: bool = False,
 ) -> None:
     """out = softmax(scale * q k^T) v over the pool rows of each query's positions, which must have been written.
 
     A position listed twice counts twice. -1 lists nothing, a row that sees nothing and rows past cu_seqlens[-1] get
     zeros, and a position that is not one up to the query's own makes the row NaN: no other entry is ever read.
+    `placed`: indices are int32 pool rows, or -1, which are read as they are: for lists that a kernel made.
     Raises ContractError before anything runs when tensors do not fit each other or the kernel.
     """
     p = problem(q, keys, values, batch=batch, indices=indices, rope_keys=rope_keys)
@@ -214,6 +216,9 @@ def read(
         _require_scales(p, keys, values, key_scales, value_scales)
     if p.rows == 0:
         return
+    if placed:
+        fits = indices is not None and indices.dtype == torch.int32 and p.longest % PLACES == 0
+        require(fits, KERNEL, f"placed indices in int32 and of a multiple of {PLACES} columns")
     config = p.config() if config is None else config
     splits = p.splits(config) if splits is None else splits
     require(PAGE_TOKENS % config["BN"] == 0, KERNEL, f"tiles that divide a page of {PAGE_TOKENS}")
@@ -226,7 +231,9 @@ def read(
             )
         require_tensor(KERNEL, "scratch", scratch, (None,), (torch.float32,))
         require(scratch.shape[0] >= needed, KERNEL, f"{needed} numbers of scratch")
-        if p.listed:
+        if placed:
+            places, indices = indices, None
+        elif p.listed:
             # First: a tile of them is read in pieces of 16 bytes.
             size = p.rows * p.place_columns
             places = scratch[:size].view(torch.int32).view(p.rows, p.place_columns)

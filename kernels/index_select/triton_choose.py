@@ -56,8 +56,6 @@ SELECT = Space(
     (
         {"tile": 4096, "list": 2048, "warps": 16, "waves": 2},
         {"tile": 2048, "list": 2048, "warps": 8, "waves": 2},
-        {"tile": 4096, "list": 2048, "warps": 16, "waves": 1},
-        {"tile": 4096, "list": 2048, "warps": 8, "waves": 2},
     ),
 )
 Config = Mapping[str, int]
@@ -181,15 +179,17 @@ def choose(
     batch: Batch,
     q_scales: Tensor | None = None,  # [N, heads * dim // 32] uint8
     key_scales: Tensor | None = None,  # [pool rows, dim // 32] uint8
+    placed: bool = False,
 ) -> None:
     """Writes for each query what the reference's `select` gives: ascending tokens, then -1; padded rows all -1.
 
     NaN counts as the largest score, equal to itself. A query that sees no more than the budget is not scored, so NaN
     there raises no flag. With scales, q and keys are uint8 (e4m3) or int8 and mean value * 2^(scale - 127), one scale
-    for 32 channels. Raises ContractError before anything is launched.
+    for 32 channels. `placed`: writes rows of a pool with an entry for each token instead of tokens, and -1 in as many
+    columns as out has (int32: the pool has fewer than 2^31 rows). Raises ContractError before anything is launched.
     """
     rows = q.shape[0]
-    _require(a, steps, q, keys, weights, out, flag, scratch, batch, q_scales, key_scales)
+    _require(a, steps, q, keys, weights, out, flag, scratch, batch, q_scales, key_scales, placed)
     quantised = "" if key_scales is None else QUANTISED[keys.dtype]
     # Two values are converted at once to these. The interpreter multiplies bfloat16 wrongly.
     exact = tl.float16 if quantised == "e4m3" else tl.bfloat16 if q.is_cuda else tl.float32
@@ -242,15 +242,17 @@ def choose(
             counts,
             arrived,
             out,
+            batch.page_table,
             batch.cu_seqlens,
             batch.context_lens,
             first,
             rows,
             batch.sequences,
             steps.k,
-            a.width,
+            out.shape[1],
             steps.candidates,
             out.stride(0),
+            batch.page_table.stride(0),
             R=steps.together,
             LIST=steps.list,
             SAMPLE=steps.sample,
@@ -258,6 +260,7 @@ def choose(
             PARTS=steps.parts,
             POOL=a.pool,
             TAIL=a.tail,
+            PAGE=PAGE_TOKENS if placed else 0,
             num_warps=steps.select["warps"],
         )
 
@@ -274,6 +277,7 @@ def _require(
     batch: Batch,
     q_scales: Tensor | None,
     key_scales: Tensor | None,
+    placed: bool,
 ) -> None:
     rows = q.shape[0]
     require(a.dim in DIMS, KERNEL, f"dim in {DIMS}, not {a.dim}")
@@ -293,7 +297,8 @@ def _require(
     require((weights is not None) == (a.score == "relu_weighted"), KERNEL, f"weights as score {a.score} has them")
     if weights is not None:
         require_tensor(KERNEL, "weights", weights, (rows, a.heads), DTYPES)
-    require_tensor(KERNEL, "out", out, (rows, a.width), (torch.int64, torch.int32))
+    require_tensor(KERNEL, "out", out, (rows, None if placed else a.width), (torch.int64, torch.int32))
+    require(out.shape[1] >= a.width, KERNEL, f"out of at least {a.width} columns")
     require_tensor(KERNEL, "flag", flag, (1,), (torch.int32,))
     require(batch.sequences > 0, KERNEL, "at least one sequence")
     require_batch(KERNEL, batch)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from day0.kernels.index_select.triton_blocks import first_row, sequence_of
+from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 
 # Below the key of every score, -inf too: a slot that holds none.
 NOTHING: tl.constexpr = tl.constexpr(-(2**31))
@@ -124,6 +124,7 @@ def select_kernel(
     counts,  # [slots, PARTS] int32 scratch
     arrived,  # [slots] int32, 0 where a row sees more than k candidates
     out,  # [N, width] int64 or int32
+    page_table,  # [S, P] where PAGE
     cu_seqlens,  # [S + 1]
     context_lens,  # [S]
     first_block,
@@ -133,6 +134,7 @@ def select_kernel(
     width,
     score_stride,
     out_stride,
+    page_stride,
     R: tl.constexpr,
     LIST: tl.constexpr,
     SAMPLE: tl.constexpr,
@@ -140,8 +142,11 @@ def select_kernel(
     PARTS: tl.constexpr,
     POOL: tl.constexpr,
     TAIL: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """Programs (slot, R to a block of query rows; part of what it sees). Writes a row: chosen tokens, tail, -1.
+
+    With PAGE > 0 (tokens) it writes the rows of a pool with an entry for each token instead of the tokens.
 
     Each part keeps what reaches a bound that is the same for all; the last to arrive chooses among that.
     """
@@ -160,11 +165,12 @@ def select_kernel(
     if (visible <= LIST) & (part > 0):
         return
     out += row * out_stride
+    pages = page_table + sequence * page_stride
     lane = tl.arange(0, LIST)
     if visible <= k:
         # All is chosen whatever its score.
-        _write_tokens(out, lane < visible, lane, lane, POOL)
-        _write_rest(out, position, visible, width, POOL, TAIL, LIST)
+        _write_tokens(out, lane < visible, lane, lane, pages, POOL, PAGE)
+        _write_rest(out, position, visible, width, pages, POOL, TAIL, LIST, PAGE)
         return
     scores += slot.to(tl.int64) * score_stride
     if visible > LIST:
@@ -204,26 +210,46 @@ def select_kernel(
     before = _counts_before(ones, LIST)
     levels = before >> 16
     keep = above | (level & (levels < room))
-    _write_tokens(out, keep, (before & 0xFFFF) + tl.minimum(levels, room), ids, POOL)
-    _write_rest(out, position, k, width, POOL, TAIL, LIST)
+    _write_tokens(out, keep, (before & 0xFFFF) + tl.minimum(levels, room), ids, pages, POOL, PAGE)
+    _write_rest(out, position, k, width, pages, POOL, TAIL, LIST, PAGE)
 
 
 @triton.jit
-def _write_tokens(out, keep, place, ids, POOL: tl.constexpr):
+def _named(token, mask, pages, PAGE: tl.constexpr):
+    """The token itself, or its row of a pool."""
+    if PAGE > 0:
+        return entry_of(pages, token, mask, PAGE)
+    else:
+        return token
+
+
+@triton.jit
+def _write_tokens(out, keep, place, ids, pages, POOL: tl.constexpr, PAGE: tl.constexpr):
     """Stores the tokens of the kept candidates: pool j is tokens j * POOL .. + POOL - 1."""
     for i in tl.static_range(POOL):
-        tl.store(out + place * POOL + i, (ids * POOL + i).to(out.dtype.element_ty), mask=keep)
+        value = _named(ids * POOL + i, keep, pages, PAGE)
+        tl.store(out + place * POOL + i, value.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
-def _write_rest(out, position, count, width, POOL: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr):
+def _write_rest(
+    out,
+    position,
+    count,
+    width,
+    pages,
+    POOL: tl.constexpr,
+    TAIL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PAGE: tl.constexpr,
+):
     """Stores what follows the `count` chosen pools' tokens: the tokens of the incomplete pool, then -1."""
     used = count * POOL
     complete = (position + 1) // POOL * POOL
     for at in range(used, width, COLUMNS):
         column = at + tl.arange(0, COLUMNS)
-        token = complete + column - used
         value = tl.full([COLUMNS], -1, tl.int64)
         if TAIL:
-            value = tl.where(token <= position, token, -1)
+            token = complete + column - used
+            value = tl.where(token <= position, _named(token, token <= position, pages, PAGE), -1)
         tl.store(out + column, value.to(out.dtype.element_ty), mask=column < width)

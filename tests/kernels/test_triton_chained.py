@@ -1,0 +1,99 @@
+"""Choice and read in one call: the result of the two apart, to the bit."""
+
+import pytest
+import torch
+
+from day0.kernels.common.triton_attention_launch import problem, read
+from day0.kernels.common.triton_launch import ContractError
+from day0.kernels.index_select.triton_cases import MEAN, TOKEN
+from day0.kernels.index_select.triton_choose import choose, plan, workspace
+from day0.kernels.registry import get_kind
+from day0.kernels.sparse_attention.triton_chained import choose_and_read, place_columns
+from tests.kernels.paged_reads import make_read
+
+KIND = get_kind("index_select")
+SMALL = {"block": 16, "warps": 1, "stages": 1, "waves": 1, "columns": 16}
+NARROW = {"tile": 64, "list": 16, "warps": 1, "waves": 1}
+
+
+class Problem:
+    """A read of latents with rope keys, and an index over the same pages; the last row of queries is padding."""
+
+    def __init__(self, form, device, dtype):
+        self.a = a = KIND.parse(form)
+        self.read = x = make_read(
+            [1, 2, 0],
+            [80, 3, 5],
+            heads=4,
+            kv_heads=1,
+            value_dim=None,
+            rope_dim=16,
+            padding=1,
+            device=device,
+            dtype=dtype,
+        )
+        rows = x.q.shape[0]
+
+        def values(*shape):
+            return torch.randint(-2, 3, shape, device=device).to(dtype)
+
+        self.q, self.weights = values(rows, a.heads * a.dim), values(rows, a.heads) if "weighted" in a.score else None
+        self.keys = values(x.keys.shape[0] // a.pool, a.dim)
+        select = NARROW if device == "cpu" else None
+        scores = SMALL if device == "cpu" else None
+        self.steps = plan(a, x.batch, rows, dtype, x.q.device, scores=scores, select=select)
+        self.flag = torch.zeros(1, dtype=torch.int32, device=device)
+        self.index_scratch = workspace(self.steps, x.q.device)
+
+    def reading(self, indices, splits):
+        x = self.read
+        p = problem(x.q, x.keys, None, batch=x.batch, indices=indices, rope_keys=x.rope_keys)
+        scratch = torch.full((p.scratch(splits),), float("nan"), device=x.q.device)
+        options = dict(scale=x.scale, batch=x.batch, q_rope=x.q_rope, rope_keys=x.rope_keys)
+        return torch.full_like(x.q, float("nan")), dict(scratch=scratch, splits=splits, **options)
+
+    def apart(self, splits):
+        x = self.read
+        lists = torch.empty(x.q.shape[0], self.a.width, dtype=torch.int64, device=x.q.device)
+        tensors = (self.q, self.keys, self.weights, lists, self.flag, self.index_scratch)
+        choose(self.a, self.steps, *tensors, batch=x.batch)
+        out, options = self.reading(lists, splits)
+        read(x.q, x.keys, None, out, indices=lists, **options)
+        return out
+
+    def chained(self, splits, columns=None):
+        x = self.read
+        columns = place_columns(self.a) if columns is None else columns
+        places = torch.full((x.q.shape[0], columns), 7, dtype=torch.int32, device=x.q.device)
+        out, options = self.reading(places, splits)
+        tensors = (self.q, self.keys, self.weights, x.q, x.keys, None, out)
+        options |= dict(places=places, flag=self.flag, index_scratch=self.index_scratch)
+        choose_and_read(self.a, self.steps, *tensors, **options)
+        return out, places
+
+
+@pytest.mark.parametrize(
+    "device,dtype", [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("form,splits", [(TOKEN | dict(budget=70), 1), (MEAN, 3)], ids=["tokens", "pools with a tail"])
+def test_the_result_is_that_of_the_two_apart(device, dtype, form, splits):
+    p = Problem(form, device, dtype)
+    # Splits of as many columns as a list has alone stand elsewhere: one part is the same in both.
+    want, (out, places) = p.apart(1), p.chained(1)
+    assert want[:3].abs().sum() > 0 and torch.equal(out, want)
+    assert (places[3] == -1).all() and (places[:, p.a.width :] == -1).all()
+    if splits > 1:
+        parts, _ = p.chained(splits)
+        assert (parts.float() - want.float()).abs().max() < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_refusals():
+    p = Problem(TOKEN | dict(budget=70), "cpu", torch.float32)
+    with pytest.raises(ContractError, match="places of shape"):
+        p.chained(1, columns=64)
+    x = p.read
+    lists = torch.full((x.q.shape[0], 64), -1, dtype=torch.int64)
+    out, options = p.reading(lists, 1)
+    for damaged in (lists, lists[:, :10].int()):
+        with pytest.raises(ContractError, match="placed indices in int32"):
+            read(x.q, x.keys, None, out, indices=damaged, placed=True, **options)
