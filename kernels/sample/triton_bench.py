@@ -7,7 +7,7 @@ from torch import Tensor
 
 from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, rotations
 from day0.kernels.sample.reference import allowed
-from day0.kernels.sample.triton_sample import sample
+from day0.kernels.sample.triton_sample import sample, workspace
 
 VOCABULARY = 151_936
 
@@ -28,6 +28,7 @@ def _prepare(rows: int, temperature: float, top_k: int, top_p: float) -> Prepare
         min_p=column(0.0),
         seed=torch.arange(rows, device="cuda"),
         position=column(0, torch.int64),
+        scratch=torch.empty(workspace(rows, VOCABULARY), device="cuda"),
     )
 
     def ours(i: int) -> None:

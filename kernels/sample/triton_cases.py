@@ -9,7 +9,7 @@ from torch import Tensor
 
 from day0.kernels.common.conformance import Finding, OwnCase
 from day0.kernels.sample.reference import allowed
-from day0.kernels.sample.triton_sample import sample
+from day0.kernels.sample.triton_sample import sample, workspace
 
 OPTIONS: tuple[tuple[float, int, float, float], ...] = (
     (0.0, 0, 1.0, 0.0),
@@ -39,6 +39,7 @@ def drawn(
         min_p=min_p.float(),
         seed=torch.tensor(seeds, dtype=torch.int64, device=logits.device),
         position=torch.zeros_like(out),
+        scratch=torch.full((workspace(*logits.shape),), float("nan"), device=logits.device),
     )
     return out
 
