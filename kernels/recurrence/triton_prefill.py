@@ -1,11 +1,16 @@
 """Prefill of the recurrence: two launches per window of chunks, over packed sequences of any lengths.
 
+On a GPU the second launch of a window, which waits for memory and for itself most of the time, runs beside the first
+one of the next window.
+
 `prefill` stands in for the reference where a step brings many tokens; `launch` is the same with its output and its
 scratch passed in, and allocates nothing. Both are safe in a CUDA graph: every size on the host follows from shapes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton.language as tl
@@ -23,8 +28,8 @@ from day0.kernels.recurrence.triton_prefill_walk import walk
 
 KERNEL = "recurrence prefill"
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-# Chunks whose scratch exists at once: 16384 tokens. Longer prefills go window by window, the state in its slot between.
-WINDOW = 256
+# Chunks times heads of a window: several programs for every multiprocessor. The state is in its slot in between.
+WINDOW = 2048
 # Extents of Triton's tiles are powers of two; its products take at least 16, registers hold at most 256.
 _DIMS = (16, 32, 64, 128, 256)
 # Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
@@ -34,7 +39,7 @@ _LARGEST_EXPONENT = 80.0
 CHANNEL, HEAD = (
     Space(
         f"recurrence.prefill_{name}",
-        source.__file__,
+        str(source.__file__),
         tuple({"slice": 32, "num_warps": 4, "num_stages": 1, "maxnreg": registers} for registers in most),
     )
     for name, source, most in (
@@ -79,10 +84,17 @@ class Workspace:
     row_scales: Tensor  # float32 [chunks, Hv, 1, CHUNK] of values; decays per head: [chunks, Hv, 4, CHUNK]
     decay: Tensor  # float32 [chunks, Hv, Dk or 1], over the whole chunk
 
+    def part(self, first: int, chunks: int) -> "Workspace":
+        """That of `chunks` chunks from `first` on."""
+        held = (x[first : first + chunks] for x in (self.scaled, self.mixing, self.row_scales, self.decay))
+        return Workspace(chunks, *held)
+
 
 def workspace(a: RecurrenceAttributes, tokens: int, sequences: int, *, dtype: torch.dtype, device: object) -> Workspace:
-    """Scratch for `launch`, uninitialised. Where it does not hold all tokens' chunks, they take several launches."""
-    chunks = max(1, min(tokens // CHUNK + sequences, WINDOW))
+    """Scratch for `launch`, uninitialised: for all tokens' chunks or, of many, for two windows of them."""
+    total = max(1, tokens // CHUNK + sequences)
+    windows = -(-total // max(1, WINDOW // a.value_heads))
+    chunks = total if windows == 1 else 2 * -(-total // windows)  # of two windows
     channels = a.decay == "per_channel"
 
     def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
@@ -161,35 +173,82 @@ def launch(
     kept, kept_rows, every = None, None, CHUNK
     if checkpoints is not None:
         kept, kept_rows, every = checkpoints.states, checkpoints.rows, checkpoints.every
-    for start in range(0, total, scratch.chunks):
-        held = min(scratch.chunks, total - start)
+    parts = 1 if total <= scratch.chunks or scratch.chunks == 1 else 2
+    window = scratch.chunks // parts
+    spaces = [scratch.part(n * window, window) for n in range(parts)]
+    beside = _Beside(v.device, parts > 1)
+    for number, start in enumerate(range(0, total, window)):
+        held = min(window, total - start)
+        part = spaces[number % parts]
+        beside.wait_for_the_last_but_one()
         if channels:
             # float16 has no room for exp(80): such factors go into their product as tf32, with as many digits.
             wide = tl.float32 if v.dtype == torch.float16 else kind
             channel_blocks[(held * a.value_heads,)](
-                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.scaled, scratch.mixing,
-                scratch.row_scales, scratch.decay, q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
+                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, part.scaled, part.mixing,
+                part.row_scales, part.decay, q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
                 K=a.key_dim, SLICE=slice_, KIND=kind, WIDE=wide, PRECISION=precision, DELTA=a.delta_rule, FORM=form,
                 BETA=a.beta, NORM=a.qk_norm == "l2", BOUNDED=one_pivot(a, v.dtype), **first,
             )  # fmt: skip
         else:
             head_blocks[(held * a.value_heads,)](
-                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, scratch.mixing, scratch.row_scales, scratch.decay,
+                q, k, decay, beta, A_log, dt_bias, batch.cu_seqlens, part.mixing, part.row_scales, part.decay,
                 q.stride(0), k.stride(0), _row(decay), _row(beta), sequences, start,
                 a.value_heads, a.value_heads // a.key_heads, _scale(a), a.qk_norm_eps, a.lower_bound, a.beta_scale,
                 a.time_step_min, step_max, 0.0 if form == "none" else a.slope_scale,
                 K=a.key_dim, SLICE=slice_, PRECISION=precision, DELTA=a.delta_rule,
                 FORM="constant" if form == "none" else form, BETA=a.beta, NORM=a.qk_norm == "l2", **first,
             )  # fmt: skip
-        walk[(a.value_heads * (a.value_dim // block_v), sequences)](
-            q, k, v, out, scratch.scaled, scratch.mixing, scratch.row_scales, scratch.decay, state, D,
-            batch.cu_seqlens, batch.context_lens, batch.slots,
-            kept, kept_rows, q.stride(0), k.stride(0), v.stride(0), state.stride(0), _row(kept), _row(kept_rows),
-            start, held, a.value_heads, a.value_heads // a.key_heads, every // CHUNK,
-            K=a.key_dim, V=a.value_dim, BLOCK_V=block_v, KIND=kind, PRECISION=precision, PER_CHANNEL=channels,
-            DELTA=a.delta_rule, SKIP=a.skip, KEEP=kept is not None, **second,
-        )  # fmt: skip
+        with beside.run():
+            walk[(a.value_heads * (a.value_dim // block_v), sequences)](
+                q, k, v, out, part.scaled, part.mixing, part.row_scales, part.decay, state, D,
+                batch.cu_seqlens, batch.context_lens, batch.slots,
+                kept, kept_rows, q.stride(0), k.stride(0), v.stride(0), state.stride(0), _row(kept), _row(kept_rows),
+                start, held, a.value_heads, a.value_heads // a.key_heads, every // CHUNK,
+                K=a.key_dim, V=a.value_dim, BLOCK_V=block_v, KIND=kind, PRECISION=precision, PER_CHANNEL=channels,
+                DELTA=a.delta_rule, SKIP=a.skip, KEEP=kept is not None, **second,
+            )  # fmt: skip
+    beside.join()
+
+
+@cache
+def _urgent_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class _Beside:
+    """Runs what it is given on a stream of its own, after all that the caller's stream has so far; or just runs it.
+
+    That stream is the more urgent one: the many programs of the other would let none of its few in between.
+    """
+
+    def __init__(self, device: torch.device, apart: bool) -> None:
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        if apart and device.type == "cuda":
+            self._streams = torch.cuda.current_stream(device), _urgent_stream(device)
+        self._done: list[torch.cuda.Event] = []
+
+    def wait_for_the_last_but_one(self) -> None:
+        """The caller's stream waits for all runs but the last."""
+        if self._streams is not None and len(self._done) > 1:
+            self._streams[0].wait_event(self._done[-2])
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        if self._streams is None:
+            yield
+            return
+        caller, own = self._streams
+        own.wait_stream(caller)
+        with torch.cuda.stream(own):
+            yield
+        self._done.append(own.record_event())
+
+    def join(self) -> None:
+        """The caller's stream waits for all runs."""
+        if self._done and self._streams is not None:
+            self._streams[0].wait_event(self._done[-1])
 
 
 def one_pivot(a: RecurrenceAttributes, dtype: torch.dtype) -> bool:

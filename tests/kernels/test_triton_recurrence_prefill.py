@@ -122,6 +122,30 @@ def test_windows_and_repeats_give_the_same_bits(device, dtype):
         assert torch.equal(state[problem.slots], state_again[problem.slots])
 
 
+@pytest.mark.gpu
+def test_windows_beside_each_other_in_a_graph():
+    problem = Problem(KDA, [513, 70], [0, 5], device="cuda", dtype=torch.bfloat16)
+    want, want_state = problem.run()
+    none = {n: None for n in ("A_log", "dt_bias", "D")}
+    scratch = workspace(problem.a, 4 * CHUNK, 0, dtype=want.dtype, device="cuda")
+    out, state = torch.empty_like(want), problem.state.clone()
+
+    def run():
+        state.copy_(problem.state)
+        owned = none | problem.owned
+        launch(problem.a, *problem.ports, **owned, batch=problem.batch, state=state, out=out, scratch=scratch)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, want)
+        assert torch.equal(state[problem.slots], want_state[problem.slots])
+
+
 @ON
 def test_a_sequence_does_not_see_its_batch_mates(device, dtype):
     whole = Problem(GDN, [70, 65, 1], [0, 4, 0], device=device, dtype=dtype)
