@@ -15,7 +15,7 @@ class PlanLine(Record):
     kind: str
     phase: Phase
     implementation: str
-    fallback: bool  # true when no fused kernel accepted it and the plain reference stands in
+    fallback: bool  # no fused kernel accepted it and the plain reference stands in; not where nothing computes it
     dtype: str
     reason: str
     refusals: tuple[str, ...] = ()
@@ -39,17 +39,24 @@ class MemoryForecast(Record):
     """Does it fit. Bytes; `sequences_at` maps a context length to how many sequences of it fit.
 
     `longest_context`: tokens of one sequence alone, at most what the model was trained for; None: nothing bounds it.
+    Without a recipe nobody knows what an operator keeps: what follows from that is None, and `fits` is False only
+    where the weights alone are too large. `sequences_at` is empty then, and where a sequence keeps nothing.
     """
 
     device_bytes: int
     weights_bytes: int
-    kv_bytes_per_token: float
-    state_bytes_per_sequence: int
-    workspace_bytes: int
-    fits: bool
+    kv_bytes_per_token: float | None
+    state_bytes_per_sequence: int | None
+    workspace_bytes: int | None
+    fits: bool | None
     longest_context: int | None
     sequences_at: dict[str, int]
     formula: str
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what a sequence keeps."""
+        return self.kv_bytes_per_token is not None
 
 
 class Plan(Artifact):

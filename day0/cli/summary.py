@@ -6,7 +6,7 @@ from typing import Any
 
 from day0.artifacts.alignment import Alignment
 from day0.artifacts.inventory import Inventory
-from day0.artifacts.plan import Plan
+from day0.artifacts.plan import NOTHING, MemoryForecast, Plan
 from day0.cli.output import amount
 from day0.pipeline import Line, Outcome
 from day0.workspace import STAGES, Stage
@@ -54,12 +54,34 @@ def inventory_words(inventory: Inventory) -> str:
 
 
 def plan_words(plan: Plan) -> str:
-    fits = "fits" if plan.memory.fits else "does not fit"
     fallback = {line.operator for line in plan.lines if line.fallback}
+    nothing = {line.operator for line in plan.lines if line.implementation == NOTHING}
+    uncomputed = f", {len(nothing)} that nothing computes" if nothing else ""
     return (
-        f"tier {plan.tier} on {plan.device['device']} in {plan.dtype}; {len(fallback)} operators on fallback; "
-        f"{fits}: weights {amount(plan.memory.weights_bytes)}B"
+        f"tier {plan.tier} on {plan.device['device']} in {plan.dtype}; {len(fallback)} operators on fallback"
+        f"{uncomputed}; {_fits(plan.memory)}: weights {amount(plan.memory.weights_bytes)}B"
     )
+
+
+def memory_lines(memory: MemoryForecast) -> list[str]:
+    """The memory forecast in lines: what it takes, what fits, and how that was computed."""
+    of_device = f"of {amount(memory.device_bytes)}B"
+    weights = f"memory: {_fits(memory)}; weights {amount(memory.weights_bytes)}B"
+    how = f"how: {memory.formula}"
+    if not memory.known:
+        return [f"{weights}, {of_device}; what a token and a sequence take is not known", how]
+    longest = "unbounded" if memory.longest_context is None else f"{memory.longest_context} tokens"
+    counts = ", ".join(f"{count} of {context}" for context, count in memory.sequences_at.items())
+    return [
+        f"{weights}, {amount(memory.kv_bytes_per_token)}B a token, {amount(memory.state_bytes_per_sequence)}B a "
+        f"sequence, workspace {amount(memory.workspace_bytes)}B, {of_device}",
+        f"longest context: {longest}; sequences that fit: {counts or 'any number'}",
+        how,
+    ]
+
+
+def _fits(memory: MemoryForecast) -> str:
+    return {True: "fits", False: "does not fit", None: "the weights fit"}[memory.fits]
 
 
 def alignment_words(alignment: Alignment) -> str:

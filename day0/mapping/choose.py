@@ -46,12 +46,19 @@ def contract_facts(attributes: Attributes, target: Target, phase: Phase) -> dict
 
 def choose(operator: Operator, target: Target) -> list[PlanLine]:
     """The plan's lines of one operator, one per phase."""
-    if operator.kind not in kind_names():
-        reason = f"no kind computes {operator.kind!r}: {CANNOT_RUN}"
+    kind = kind_of(operator)
+    if kind is None:
+        reason = f"module {operator.kind}: no recipe says which kind it is: {CANNOT_RUN}"
         return [_line(operator, phase, target, NOTHING, reason) for phase in PHASES]
-    kind = get_kind(operator.kind)
     attributes = kind.parse(operator.attributes)
     return [_choose(operator, kind, attributes, target, phase) for phase in PHASES]
+
+
+def kind_of(operator: Operator) -> Kind[Any] | None:
+    """The operator's kind; None for a module of the reference, which may be named like a kind but is none."""
+    if operator.status == "new" or operator.kind not in kind_names():
+        return None
+    return get_kind(operator.kind)
 
 
 def by_preference(kind: Kind[Any]) -> list[Implementation]:
@@ -102,7 +109,7 @@ def _line(
         kind=operator.kind,
         phase=phase,
         implementation=implementation,
-        fallback=not is_fused(implementation),
+        fallback=implementation != NOTHING and not is_fused(implementation),
         dtype=target.dtype,
         reason=reason,
         refusals=tuple(str(refusal) for refusal in refusals or ()),
@@ -111,7 +118,5 @@ def _line(
 
 def switch_rule(operator: Operator) -> str | None:
     """When the operator's dense path computes what its sparse path does; None when it has one path."""
-    if operator.kind not in kind_names():
-        return None
-    kind: Kind[Any] = get_kind(operator.kind)
-    return kind.switch(kind.parse(operator.attributes))
+    kind = kind_of(operator)
+    return None if kind is None else kind.switch(kind.parse(operator.attributes))

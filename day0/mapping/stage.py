@@ -5,7 +5,7 @@ from typing import Any
 
 from day0.artifacts.base import Provenance
 from day0.artifacts.inventory import Inventory, Operator
-from day0.artifacts.plan import NOTHING, FusionGroup, Plan, PlanLine, Switch
+from day0.artifacts.plan import NOTHING, FusionGroup, MemoryForecast, Plan, PlanLine, Switch
 from day0.errors import Day0Error
 from day0.mapping.choose import Target, choose, switch_rule
 from day0.mapping.device import Device
@@ -30,10 +30,10 @@ def run(inventory: Inventory, device: Device, options: MapOptions, produced_by: 
     tier, tier_reason = tier_of(inventory.operators, lines, recipe=inventory.recipe)
     memory = forecast(inventory, target)
     warnings = [f"decompose does not hold: {fault}" for fault in inventory.faults]
-    warnings += [*dtype_warnings, *_fallback_warnings(lines, device)]
-    if not memory.fits:
-        gigabytes = memory.weights_bytes / 1e9
-        warnings.append(f"does not fit on {device.name}: weights alone are {gigabytes:.1f} GB in {dtype}")
+    # Without a recipe nothing computes any operator, for the reason that the tier has.
+    warnings += [*dtype_warnings, *(_fallback_warnings(lines, device) if inventory.recipe else [tier_reason])]
+    if memory.fits is False:
+        warnings.append(f"does not fit on {device.name}: {_too_large(memory, options, dtype)}")
     return Plan(
         produced_by=produced_by,
         model=inventory.model,
@@ -66,13 +66,28 @@ def _dtype(checkpoint: str, device: Device, options: MapOptions) -> tuple[str, l
     return wide, [f"the checkpoint is in {checkpoint}; on {device.device} it runs in {wide}"]
 
 
+def _too_large(memory: MemoryForecast, options: MapOptions, dtype: str) -> str:
+    """What of a model that does not fit is too large."""
+    weights, budget = memory.weights_bytes, options.memory_fraction * memory.device_bytes
+    if weights > budget:
+        return f"weights alone are {_gigabytes(weights)} in {dtype}"
+    workspace = memory.workspace_bytes or 0
+    left = budget - weights - workspace
+    rest = f"leave {_gigabytes(left)} for sequences" if left > 0 else f"are more than {_gigabytes(budget)} together"
+    return f"weights of {_gigabytes(weights)} in {dtype} and a workspace of {_gigabytes(workspace)} {rest}"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
 def _fallback_warnings(lines: Sequence[PlanLine], device: Device) -> list[str]:
     """One line for each reason why operators run without a fused kernel, naming the operators."""
     computed = [line for line in lines if line.implementation != NOTHING]
     no_gpu = device.type == "cpu" and bool(computed) and all(line.fallback for line in computed)
     by_reason: dict[str, dict[str, None]] = {}
     for line in lines:
-        if line.fallback and not (no_gpu and line.implementation != NOTHING):
+        if line.implementation == NOTHING or (line.fallback and not no_gpu):
             by_reason.setdefault(line.reason, {})[line.operator] = None
     everything = len({line.operator for line in lines})
     return ["no GPU: every operator runs on PyTorch"] * no_gpu + [

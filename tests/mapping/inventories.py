@@ -12,7 +12,7 @@ EVIDENCE = Evidence(established="declared", detail="test")
 
 def operator(name, kind, attributes, layers=(), status="reuse", **fields):
     """An operator with the state that its kind declares."""
-    if kind in kind_names() and "state" not in fields:
+    if kind in kind_names() and status != "new" and "state" not in fields:
         fields["state"] = get_kind(kind).state(get_kind(kind).parse(attributes))
     return Operator(
         name=name,

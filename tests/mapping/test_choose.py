@@ -78,15 +78,18 @@ def test_every_refusal_names_its_contract_line(norm_with_a_fused_kernel):
 
 def test_what_even_the_reference_refuses_cannot_be_run(norm_without_kernels):
     line = choose(operator("n", "norm", {"dim": 0, "eps": 1e-6}), target())[0]
-    assert line.implementation == "none" and line.fallback and "day0 cannot run it yet" in line.reason
+    assert line.implementation == "none" and not line.fallback and "day0 cannot run it yet" in line.reason
     assert line.refusals == ("norm/torch.dim: 0 is outside 1 <= value",)
 
 
-def test_an_unknown_kind_cannot_be_run():
-    lines = choose(operator("odd", "", {"anything": 1}, status="new"), target())
+@pytest.mark.parametrize("name", ["Linear", "linear"])  # a class named like a kind is none
+def test_a_module_of_no_kind_cannot_be_run(name):
+    module = operator("odd", name, {}, status="new")
+    lines = choose(module, target())
     assert [line.phase for line in lines] == list(PHASES)
-    assert all(line.implementation == "none" and line.fallback for line in lines)
-    assert all(line.reason == "no kind computes '': day0 cannot run it yet" for line in lines)
+    assert all(line.implementation == "none" and not line.fallback for line in lines)
+    reason = f"module {name}: no recipe says which kind it is: day0 cannot run it yet"
+    assert all(line.reason == reason for line in lines) and switch_rule(module) is None
 
 
 def test_special_forms_of_the_pytorch_reference_are_fallbacks_too(monkeypatch):

@@ -100,9 +100,22 @@ def test_constant_state_bounds_no_context():
     assert full.longest_context == 0 and not full.fits
 
 
-def test_a_stateless_model_holds_no_sequences():
+def test_sequences_of_a_stateless_model_are_not_bounded():
     memory = forecast(model(operator("l", "linear", LINEAR)), target())
     assert memory.kv_bytes_per_token == 0 and memory.state_bytes_per_sequence == 0
+    assert memory.fits and memory.longest_context is None and memory.sequences_at == {}
+    assert memory.formula.endswith("a sequence keeps nothing") and "/" not in memory.formula
+    assert not forecast(model(operator("l", "linear", LINEAR)), target(memory=100)).fits
+
+
+def test_without_kinds_only_the_weights_are_forecast():
+    module = operator("m", "Linear", {}, status="new", parameters=1000)
+    memory = forecast(model(module, max_position_embeddings=512), target())
+    assert memory.weights_bytes == 2000 and memory.fits is None and not memory.known
+    assert (memory.kv_bytes_per_token, memory.state_bytes_per_sequence, memory.workspace_bytes) == (None,) * 3
+    assert memory.longest_context is None and memory.sequences_at == {}
+    assert f"= {int(0.9 * 10**9) - 2000} bytes for caches" in memory.formula and "/" not in memory.formula
+    assert forecast(model(module), target(memory=2000)).fits is False
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

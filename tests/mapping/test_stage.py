@@ -74,14 +74,31 @@ def test_fallbacks_are_warned_of_by_name(monkeypatch):
     known = [operator("one", "linear", LINEAR), operator("two", "norm", {"dim": 8, "eps": 1e-6})]
     words = "no fused kernel for this kind yet; the PyTorch reference stands in"
     assert f"all 2 operators: {words}" in plan(inventory(known)).warnings
-    warnings = plan(inventory([*known, operator("odd", "", {}, status="new")])).warnings
+    warnings = plan(inventory([*known, operator("odd", "Odd", {}, status="new")])).warnings
     assert f"one, two: {words}" in warnings
-    assert "odd: no kind computes '': day0 cannot run it yet" in warnings
+    assert "odd: module Odd: no recipe says which kind it is: day0 cannot run it yet" in warnings
 
 
 def test_a_model_that_does_not_fit_is_warned_of():
     big = operator("l", "linear", {"in_features": 300_000, "out_features": 300_000})
-    assert any("does not fit on NVIDIA H200" in w and "180.0 GB" in w for w in plan(inventory([big])).warnings)
+    assert any("does not fit on NVIDIA H200" in w and "180 GB" in w for w in plan(inventory([big])).warnings)
+
+
+def test_without_a_recipe_the_plan_tells_no_more_than_is_known():
+    modules = [operator(f"m{i}", name, {}, status="new", parameters=1000) for i, name in enumerate(("Linear", "norm"))]
+    made = plan(inventory(modules, recipe=""), "cpu")
+    assert (
+        made.tier == "C" and made.warnings[-1] == made.tier_reason and len(made.warnings) == 2
+    )  # the other: the dtype
+    assert made.memory.fits is None and made.memory.weights_bytes == 8000
+    assert not any(line.fallback for line in made.lines)
+
+
+def test_what_does_not_fit_is_named(monkeypatch):
+    """Weights that fit, beside which no sequence does."""
+    held = operator("l", "linear", {"in_features": 200_000, "out_features": 300_000}, state=STATE)
+    (said,) = [w for w in plan(inventory([held]), "h200").warnings if "does not fit" in w]
+    assert "weights of 120 GB in bfloat16 and a workspace of 16.4 GB are more than" in said
 
 
 def test_fusion_candidates_become_groups_without_a_kernel():
@@ -102,7 +119,7 @@ def test_switches_stand_in_the_plan(monkeypatch):
 def lines_for(*pairs):
     """Plan lines from (operator, implementation) pairs."""
     return [
-        line.model_copy(update={"implementation": implementation, "fallback": implementation in ("torch", "none")})
+        line.model_copy(update={"implementation": implementation, "fallback": implementation == "torch"})
         for o, implementation in pairs
         for line in choosing.choose(o, choosing.Target(load_device("h200"), "bfloat16", MapOptions()))
     ]
