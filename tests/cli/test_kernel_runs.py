@@ -33,6 +33,17 @@ def test_one_failing_result_does_not_hold(capsys, findings, error):
     assert ran.code == 1 and "state, step 0" in ran.out and "does not hold" in ran.out
 
 
+def test_kernels_that_are_no_operator_are_tested_by_their_own_cases(capsys):
+    ran = day0(capsys, "kernels", "test", "quantize", "--match", "plain", "--dtype", "float32", "--json")
+    (row,) = ran.json["cases"]
+    assert ran.code == 0 and (row["kind"], row["case"], row["error"], row["verdict"]) == (
+        "quantize",
+        "plain",
+        0,
+        "holds",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
