@@ -57,4 +57,5 @@ CASES = (
     _case("mla without rope", MLA_PLAIN, EDGES),
     _case("head dim 256", WIDE_GQA, DECODE),
     _case("mla rank 512", WIDE_MLA, ((70, 1), (3, 1))),
+    _case("mla rank 512, rope 128", WIDE_MLA | {"rope_dim": 128}, ((70, 1), (3, 1))),
 )

@@ -92,6 +92,39 @@ def _dequantised(x, scales, DTYPE: tl.constexpr, TILES: tl.constexpr):
 
 
 @triton.jit
+def _weigh(
+    query,
+    query_r,
+    key,
+    key_r,
+    scale,
+    factor,
+    hidden,
+    position,
+    own,
+    most,
+    total,
+    BT: tl.constexpr,
+    DR: tl.constexpr,
+):
+    """(weights [queries, positions], what the sums so far are worth, the maximum, the sum) after a tile.
+
+    `factor` scales the products with keys, `scale` those with rope keys.
+    """
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * factor
+    if DR > 0:
+        scores += tl.dot(query_r, tl.trans(key_r), input_precision="ieee") * scale
+    scores += hidden[None, :]
+    if BT > 1:
+        scores = tl.where(position[None, :] <= own[:, None], scores, float("-inf"))
+    highest = tl.maximum(most, tl.max(scores, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp2(scores - shift[:, None])
+    kept = tl.exp2(most - shift)
+    return weight, kept, highest, total * kept + tl.sum(weight, 1)
+
+
+@triton.jit
 def attend(
     q,
     q_rope,
@@ -156,9 +189,12 @@ def attend(
 
     LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits
     for one look-up only (without `indices` they are there, in whole tiles); else they are all up to the query's own.
-    SHARED: values are the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0: keys and values are quantised, with a scale for
-    each of TILES tiles of a row. SPLIT: `out` has an axis of splits, and `sums` takes each part's log2 of the sum of
-    exponentials; else `out` is the result.
+    SHARED: values are the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0:
+    keys and values are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` has an axis of splits,
+    and `sums` takes each part's log2 of the sum of exponentials; else `out` is the result. APART: the weights come from
+    a branch that is always taken. The compiler lays the warps of a product that goes into another one along its rows,
+    so that with 64 rows the second half repeats the work of the first; from a branch it does not see where the product
+    goes.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BH - 1) // BH
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
@@ -168,6 +204,7 @@ def attend(
     # their largest factor taken out, so that float16 holds them too.
     FLOAT8: tl.constexpr = TILES == 1 and keys.dtype.element_ty == tl.float8e4nv
     NARROW: tl.constexpr = tl.float16 if FLOAT8 and DTYPE == tl.bfloat16 else DTYPE
+    tl.static_assert(not (APART and TILES == 1), "weights that leave the branch are rounded")
     program = tl.program_id(0)
     kv_head = program % HEAD_BLOCKS // GROUP_BLOCKS
     split = program // HEAD_BLOCKS % splits
@@ -194,18 +231,6 @@ def attend(
             tl.store(sums + row * s_row + head * s_head + split, tl.full([M], float("-inf"), tl.float32), mask=live)
             return
 
-    channel = tl.arange(0, BK)
-    at = q + (row * q_row + head * q_head)[:, None] + channel[None, :]
-    query = tl.load(at, mask=live[:, None] & (channel < DK)[None, :], other=0.0)
-    if TILES == 1:
-        largest = tl.max(tl.abs(query.to(tl.float32)), 1)
-        largest = tl.where(largest == 0.0, 1.0, largest)
-        query = (query.to(tl.float32) / largest[:, None]).to(NARROW)
-    if DR > 0:
-        channel_r = tl.arange(0, BR)
-        at = q_rope + (row * qr_row + head * qr_head)[:, None] + channel_r[None, :]
-        query_r = tl.load(at, mask=live[:, None] & (channel_r < DR)[None, :], other=0.0)
-
     most = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     result = tl.zeros([M, BV], tl.float32)
@@ -217,12 +242,28 @@ def attend(
         until = lo + tl.cdiv(hi - lo, BN) * BN
         if indices is not None:
             indices += first.to(tl.int64) * i_row
-            _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 256)
+            _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 1024)
         ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
     else:
         # A tile lies in one page, whose number is read one tile ahead.
         page_table += sequence.to(tl.int64) * table_row
         page = tl.load(page_table + lo // PAGE, mask=(lo < hi) & inside, other=0)
+    # After the look-ups, which take longer: it is on its way with the first rows.
+    channel = tl.arange(0, BK)
+    at = q + (row * q_row + head * q_head)[:, None] + channel[None, :]
+    query = tl.load(at, mask=live[:, None] & (channel < DK)[None, :], other=0.0)
+    if TILES == 1:
+        largest = tl.max(tl.abs(query.to(tl.float32)), 1)
+        largest = tl.where(largest == 0.0, 1.0, largest)
+        query = (query.to(tl.float32) / largest[:, None]).to(NARROW)
+        largest *= scale
+    if DR > 0:
+        channel_r = tl.arange(0, BR)
+        at = q_rope + (row * qr_row + head * qr_head)[:, None] + channel_r[None, :]
+        query_r = tl.load(at, mask=live[:, None] & (channel_r < DR)[None, :], other=0.0)
+    else:
+        query_r = query
+
     for begin in range(lo, hi, BN):
         if LISTED:
             here = ahead
@@ -236,36 +277,35 @@ def attend(
         if TILES == 1:
             key_scale = tl.sum(_scales(key_scales, here, seen, ks_row, kv_head * ks_head, 1), 1)
             key = key.to(NARROW)
+            factor = largest[:, None] * key_scale[None, :]
+        else:
+            factor = scale
         if TILES > 1:
             key = _dequantised(key, _scales(key_scales, here, seen, ks_row, kv_head * ks_head, TILES), DTYPE, TILES)
-        # `splits > 0` always holds. The compiler lays the warps of a product that goes into another one along its rows,
-        # so that with few rows they repeat each other's work; from a branch it does not see where the product goes.
-        if APART:
-            if splits > 0:
-                scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-            else:
-                scores = tl.zeros([M, BN], tl.float32)
-        else:
-            scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if TILES == 1:
-            scores *= largest[:, None] * key_scale[None, :]
         if DR > 0:
             key_r = _tile(rope_keys, here, seen, r_row, 0, DR, BR)
-            scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee")
+        else:
+            key_r = key
         # Added, so that one operation scales and masks: products with what was not read are 0.
         hidden = tl.where(seen, 0.0, float("-inf"))
         if LISTED:
             # A position that is none must not pass for a hole: it shows as NaN.
             hidden = tl.where(here == -2, float("nan"), hidden)
-        scores = scores * scale + hidden[None, :]
-        if BT > 1:
-            scores = tl.where(begin + column[None, :] <= own[:, None], scores, float("-inf"))
-        highest = tl.maximum(most, tl.max(scores, 1))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weight = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(most - shift)
-        most = highest
-        total = total * kept + tl.sum(weight, 1)
+        position = begin + column
+        if APART:
+            if begin < hi:
+                weight, kept, most, total = _weigh(
+                    query, query_r, key, key_r, scale, factor, hidden, position, own, most, total, BT, DR
+                )
+                weight = weight.to(DTYPE)
+            else:
+                # Not a constant, for which the compiler would keep room all through the loop.
+                weight = tl.full([M, BN], begin, tl.float32).to(DTYPE)
+                kept = tl.zeros([M], tl.float32)
+        else:
+            weight, kept, most, total = _weigh(
+                query, query_r, key, key_r, scale, factor, hidden, position, own, most, total, BT, DR
+            )
         if SHARED:
             value = key
             if TILES == 1:
@@ -280,11 +320,11 @@ def attend(
                     value, _scales(value_scales, here, seen, vs_row, kv_head * vs_head, TILES), DTYPE, TILES
                 )
         if TILES == 1:
-            factor = tl.max(value_scale, 0)
-            factor = tl.where(factor == 0.0, 1.0, factor)
-            weight *= (value_scale / factor)[None, :]
+            highest = tl.max(value_scale, 0)
+            highest = tl.where(highest == 0.0, 1.0, highest)
+            weight *= (value_scale / highest)[None, :]
             part_result = tl.dot(weight.to(NARROW), value, input_precision="ieee")
-            result = result * kept[:, None] + part_result * factor
+            result = result * kept[:, None] + part_result * highest
         else:
             result = tl.dot(weight.to(DTYPE), value, result * kept[:, None], input_precision="ieee")
 
@@ -317,19 +357,20 @@ def merge(
 ):
     """out = sum_i 2^sums_i parts_i / sum_i 2^sums_i over the splits of a row and head. Grid: [rows * heads, DV / BV].
 
-    A part that attends to nothing has the sum -inf and was never written: it is not read.
+    A part that attends to nothing has the sum -inf and was never written: what lies there counts for nothing. It is
+    loaded all the same, so that parts and sums are on their way at once.
     """
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
     split = tl.arange(0, BP)
     channel = tl.program_id(1) * BV + tl.arange(0, BV)
     log_sum = tl.load(sums + row * s_row + head * s_head + split, mask=split < splits, other=float("-inf"))
+    at = parts + row * p_row + head * p_head + split[:, None] * DV + channel[None, :]
+    part = tl.load(at, mask=(split < splits)[:, None] & (channel < DV)[None, :], other=0.0)
     highest = tl.max(log_sum, 0)
     weight = tl.exp2(log_sum - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.sum(weight, 0)
-    at = parts + row * p_row + head * p_head + split[:, None] * DV + channel[None, :]
-    filled = log_sum != float("-inf")
-    part = tl.load(at, mask=filled[:, None] & (channel < DV)[None, :], other=0.0)
+    part = tl.where((log_sum == float("-inf"))[:, None], 0.0, part.to(tl.float32))
     result = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * o_row + head * o_head + channel, result.to(out.dtype.element_ty), mask=channel < DV)
 

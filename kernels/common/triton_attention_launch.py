@@ -25,6 +25,7 @@ TILE = 128  # channels of an entry that share a scale where it is quantised
 MAX_KEY = 512  # channels: tiles of more leave no room for a second one on the way
 MAX_SPLITS = 64
 PLACES = 64  # columns: a multiple of every tile
+_MERGED = 4096  # numbers of the parts that a program of `merge` joins
 
 # float32, whose products are not for matrix units: a block has to fit in registers.
 _SMALL: Config = {"BN": 32 if INTERPRETED else 16, "warps": 4, "stages": 1, "per_sm": 1, "apart": 0}
@@ -39,11 +40,11 @@ def _space(name: str, *configs: tuple[int, int, int, int, int]) -> Space:
 # BN positions a tile; `per_sm` programs a multiprocessor before a sequence is not split further; `apart`: see `attend`.
 LATENT = _space(
     "latent",
-    (32, 8, 4, 1, 1),
-    (32, 8, 4, 1, 0),
     (64, 8, 2, 1, 1),
-    (64, 8, 2, 1, 0),
+    (32, 8, 4, 1, 1),
+    (32, 8, 3, 1, 1),
 )
+WIDE = _space("wide_latent", (32, 8, 3, 1, 1))  # rope keys of more than 64 channels leave room for no more
 FEW = _space(
     "few_rows",
     (64, 4, 3, 2, 0),
@@ -115,7 +116,9 @@ class Problem:
         if self.dtype == torch.float32:
             return None
         tokens, heads = self.blocks
-        return LATENT if self.shared and self.key_dim > 256 else FEW if tokens * heads <= 32 else MANY
+        if self.shared and self.key_dim > 256:
+            return LATENT if self.rope_dim <= 64 else WIDE
+        return FEW if tokens * heads <= 32 else MANY
 
     def config(self) -> Config:
         return _SMALL if self.space is None else self.space.config(self.bucket)
@@ -303,7 +306,9 @@ def read(
     )
     if parts is None or sums is None:
         return
-    width = min(_padded(p.value_dim), 128)
+    # A warp for 2048 numbers, all of whose loads are on their way at once; many parts are cut into more programs.
+    padded, most = next_power_of_2(splits), _padded(p.value_dim)
+    width = min(most, max(_MERGED // padded, 64))
     merge[(p.rows * p.heads, -(-p.value_dim // width))](
         parts,
         sums,
@@ -315,8 +320,8 @@ def read(
         *_strides(out, 2),
         DV=p.value_dim,
         BV=width,
-        BP=next_power_of_2(splits),
-        num_warps=4 if splits > 8 else 2,
+        BP=padded,
+        num_warps=max(padded * width // 2048, 1),
     )
 
 
