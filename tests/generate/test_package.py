@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,6 +149,19 @@ def test_the_readme_opens_the_repo_from_any_folder(generate, repo, tmp_path, mon
     assert f"ModelRepo.open({str(tmp_path / 'toy')!r})" in readme
     repo.source, repo.files.revision = "org/toy", "c0ffee"
     assert "ModelRepo.open('org/toy', revision='c0ffee')" in (generate(force=True).folder / "README.md").read_text()
+
+
+def test_the_code_in_the_readme_runs_where_it_says(generate):
+    folder = generate().folder
+    readme = (folder / "README.md").read_text()
+    assert "Run it from this folder" in readme
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    for where, there in ((folder, code), (folder.parent, code.replace('"."', f'"{folder.name}"'))):
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", there], cwd=where, capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(json.loads(ran.stdout)) == 16
 
 
 @pytest.mark.parametrize("damage", ["model_hash", "whole", "files", "labels"])
