@@ -177,7 +177,7 @@ class Line:
     def why_not(self, stage: Stage) -> list[str]:
         """Why the gate of a stage that ran does not hold, a line each; nothing for a stage without a gate."""
         if stage == "decompose":
-            return list(Inventory.read(self.workspace.folder).faults)
+            return list(Inventory.read(self.workspace.folder).reasons)
         if stage == "align":
             gates = Alignment.read(self.workspace.folder).gates
             return [f"{gate.name}: {gate.detail}" for gate in gates if gate.verdict != "holds"]
@@ -215,7 +215,7 @@ class Line:
                     reused.append(stage)
                     verdict = state.verdict
                 else:
-                    why = "not there yet" if state.state == "missing" else state.why or "asked for"
+                    why = f"no {state.artifact} yet" if state.state == "missing" else state.why or "asked for"
                     with progress(f"{stage} ({why})") as say:
                         verdict = self._run(stage, say)
                     ran.append(stage)
@@ -319,7 +319,7 @@ class Line:
     def _decompose(self) -> str:
         inventory = self.inventory()
         inventory.write(self.workspace.folder)
-        return "holds" if inventory.holds else "does not hold"
+        return inventory.verdict
 
     def _map(self) -> str:
         from day0 import mapping
@@ -349,7 +349,7 @@ class Line:
         if inventory.recipe and not inventory.holds:
             again = self.workspace.command("decompose")
             raise Day0Error(
-                f"decompose does not hold: {'; '.join(inventory.faults)}",
+                f"decompose {inventory.verdict}: {'; '.join(inventory.reasons)}",
                 hint=f"correct that and run `{again}`; where behaviour contradicts the recipe, --trust-recipe goes on",
             )
 

@@ -156,3 +156,9 @@ class Inventory(Artifact):
     def reasons(self) -> tuple[str, ...]:
         """Why the verdict is not "holds", a line each."""
         return self.faults or self.undecided
+
+    @property
+    def objections(self) -> tuple[str, ...]:
+        """The reasons as what follows from this inventory has to carry them."""
+        said = "is inconclusive" if self.verdict == "inconclusive" else self.verdict
+        return tuple(f"decompose {said}: {reason}" for reason in self.reasons)

@@ -89,8 +89,8 @@ def show(out: Output, inventory: Any, tensors: Mapping[str, Any]) -> None:
 
 def warn_of_faults(out: Output, inventory: Any) -> None:
     """Say why an inventory does not hold, or decides nothing, also under -q."""
-    for reason in inventory.reasons:
-        out.warn(f"decompose {_said(inventory.verdict)}: {reason}")
+    for objection in inventory.objections:
+        out.warn(objection)
 
 
 def _said(verdict: str) -> str:
