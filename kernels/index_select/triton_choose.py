@@ -158,7 +158,7 @@ def fitting(config: Config, a: IndexSelectAttributes, dtype: torch.dtype, togeth
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Of the device; interpreted, a number small enough for small tests to go over all paths."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
 def workspace(steps: Plan, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from day0.kernels.common.conformance import check
 from day0.kernels.common.triton_launch import ContractError
-from day0.kernels.index_select import triton_choose
+from day0.kernels.index_select import triton_choose, triton_fused
 from day0.kernels.index_select.contract import TRITON
 from day0.kernels.index_select.reference import index_scores, index_select, select
 from day0.kernels.index_select.triton_bench import dequantise, quantise
@@ -130,7 +130,7 @@ def integers(*shape, generator):
         (WIDE, 2**23, SMALL, [1, 1], 4, 2),
         (WIDE, 200, SMALL, [2, 1], 8, 1),
         (MEAN, 2**23, PAIRS, [3, 2], 2, 4),
-        (MEAN | dict(budget=80), 500, PAIRS, [1, 3], 8, 1),
+        (MEAN | dict(budget=80), 400, PAIRS, [1, 3], 7, 1),
     ],
     ids=["split", "a row at a time", "rows together", "two rows at a time"],
 )
@@ -138,11 +138,11 @@ def test_splits_and_steps_choose_the_same(device, dtype, form, scratch, scores, 
     monkeypatch.setattr(triton_choose, "multiprocessors", lambda device: 8)
     monkeypatch.setattr(triton_choose, "SCRATCH", scratch)
     a = KIND.parse(form)
-    problem = Problem(a, [150 * a.pool, 9], lengths, device, dtype, seed=splits)
+    problem = Problem(a, [100 * a.pool, 9], lengths, device, dtype, seed=splits)
     out, nan, steps = problem.choose(scores)
     assert (steps.splits, steps.step) == (splits, step)
     assert problem.wrong(out) == [] and not nan
-    ties = Problem(a, [150 * a.pool, 9], lengths, device, dtype, seed=splits, draw=integers)
+    ties = Problem(a, [100 * a.pool, 9], lengths, device, dtype, seed=splits, draw=integers)
     want = ties.exact()
     for _ in range(2 if device == "cuda" else 1):
         assert torch.equal(ties.choose(scores)[0].cpu(), want)
@@ -219,7 +219,9 @@ def test_quantised(device, dtype, form):
     assert problem.wrong(out, dequantise(q, q_scales), dequantise(keys, key_scales)) == []
 
 
-def test_state_of_pools_with_norm_and_rotation_over_chunks():
+def test_state_of_pools_with_norm_and_rotation_over_chunks(monkeypatch):
+    # Which are chosen, other tests look at.
+    monkeypatch.setattr(triton_fused, "choose", lambda *args, **options: None)
     turned = MEAN | dict(pooled_norm_eps=0.1, pooled_rotary_dim=16, pooled_rotary_theta=50.0)
     for form, long in ((turned, 62), (SOFTMAX, 6)):
         a = KIND.parse(form | dict(budget=68))
@@ -240,15 +242,12 @@ def test_state_of_pools_with_norm_and_rotation_over_chunks():
         sides = []
         for function in (index_select, fused):
             memory = PagedSequences(KIND.components(a), lengths, torch.float32)
-            outputs = memory.run(
-                partial(function, a, **weights, **memory.pools), sequences, [[long, 1, 3, 4], [3, 5, 0, 1]]
-            )
-            sides.append((outputs, [memory.state(s) for s in range(2)]))
+            memory.run(partial(function, a, **weights, **memory.pools), sequences, [[long, 1, 3, 4], [3, 5, 0, 1]])
+            sides.append([memory.state(s) for s in range(2)])
         for s in range(2):
-            assert torch.equal(sides[0][0][s], sides[1][0][s])
-            for name, want in sides[0][1][s].items():
+            for name, want in sides[0][s].items():
                 # a softmax or mean of four numbers, a norm and a rotation in float32: some ulps of size ~2
-                assert (sides[1][1][s][name] - want).abs().max() < 1e-6
+                assert (sides[1][s][name] - want).abs().max() < 1e-6
 
 
 @triton.jit
