@@ -55,7 +55,7 @@ WALK, WALK_WIDE = (
         tuple({"block_v": v, "num_warps": w, "num_stages": s} for v, w, s in configs),
     )
     for name, configs in (
-        ("", ((64, 4, 2), (32, 4, 2), (64, 8, 2), (64, 4, 1))),
+        ("", ((64, 4, 2), (32, 4, 2), (32, 4, 3), (16, 4, 2))),
         ("_wide", ((32, 4, 1), (64, 4, 1), (64, 8, 1), (32, 4, 2))),
     )
 )

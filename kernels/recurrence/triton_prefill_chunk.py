@@ -103,13 +103,13 @@ def unstack(x):
 
 
 @triton.jit
-def _parts(x, KIND: tl.constexpr):
-    """x as the sum of two numbers of KIND, but for what both have no digits for."""
+def parts(x, KIND: tl.constexpr):
+    """x as the sum of two numbers of KIND, bfloat16 or float16, but for what both have no digits for."""
     # Cut off, not rounded: then the first part takes no conversion back.
     kept = 0xFFFF0000 if KIND == tl.bfloat16 else 0xFFFFE000
     high = (x.to(tl.uint32, bitcast=True) & kept).to(tl.float32, bitcast=True)
     low = x - high
-    if _INTERPRETED:  # numpy has no products of bfloat16
+    if _INTERPRETED and KIND == tl.bfloat16:  # numpy has no products of it
         return high, low
     else:
         return high.to(KIND), low.to(KIND)
@@ -121,8 +121,8 @@ def _product(x, y, PRECISION: tl.constexpr):
     if PRECISION == "ieee":
         return tl.dot(x, y, input_precision=PRECISION)
     else:
-        x_high, x_low = _parts(x, tl.bfloat16)
-        y_high, y_low = _parts(y, tl.bfloat16)
+        x_high, x_low = parts(x, tl.bfloat16)
+        y_high, y_low = parts(y, tl.bfloat16)
         return tl.dot(x_high, y_high, acc=tl.dot(x_high, y_low, acc=tl.dot(x_low, y_high)))
 
 

@@ -16,7 +16,7 @@ leaves of each would stay in the state, and add up.
 import triton
 import triton.language as tl
 
-from day0.kernels.recurrence.triton_prefill_chunk import CHUNK, chunk_base
+from day0.kernels.recurrence.triton_prefill_chunk import CHUNK, chunk_base, parts
 
 _CHUNK = tl.constexpr(CHUNK)
 
@@ -24,11 +24,29 @@ _CHUNK = tl.constexpr(CHUNK)
 @triton.jit
 def _add_product(acc, x, y, KIND: tl.constexpr, PRECISION: tl.constexpr):
     """acc + x y with the digits of x that KIND has no room for as a second product."""
-    high = x.to(KIND)
-    acc = tl.dot(high, y, acc=acc, input_precision=PRECISION)
-    if KIND != tl.float32:
-        acc = tl.dot((x - high.to(tl.float32)).to(KIND), y, acc=acc, input_precision=PRECISION)
+    if KIND == tl.float32:
+        acc = tl.dot(x, y, acc=acc, input_precision=PRECISION)
+    else:
+        high, low = parts(x, KIND)
+        acc = tl.dot(low, y, acc=tl.dot(high, y, acc=acc))
     return acc
+
+
+@triton.jit
+def _scales(row_scales, chunk_decay, place, i, d, K: tl.constexpr, PER_CHANNEL: tl.constexpr, DELTA: tl.constexpr):
+    """Of a chunk: row scales of values, of reads by keys and by queries, and of writes, [64]; decay [K] or a number."""
+    if PER_CHANNEL:
+        of_values = tl.load(row_scales + place * _CHUNK + i)
+        return of_values, of_values, of_values, of_values, tl.load(chunk_decay + place * K + d)
+    else:
+        scales = row_scales + place * (4 * _CHUNK) + i
+        of_values = tl.load(scales + _CHUNK)
+        of_keys = of_values
+        if DELTA:
+            of_keys = tl.load(scales)
+        of_queries = tl.load(scales + 2 * _CHUNK)
+        of_writes = tl.load(scales + 3 * _CHUNK)
+        return of_values, of_keys, of_queries, of_writes, tl.load(chunk_decay + place)
 
 
 @triton.jit
@@ -63,45 +81,47 @@ def walk(
     if SKIP:
         skip = tl.load(D + head)
 
+    # Tiles are fetched ahead by themselves, rows of scales are not: those of the next chunk are loaded before its turn.
+    place = (base + begin).to(tl.int64) * heads + head
+    of_values, of_keys, of_queries, of_writes, decay = _scales(
+        row_scales, chunk_decay, place, i, d, K, PER_CHANNEL, DELTA
+    )
     for t in range(begin, end):
         place = (base + t).to(tl.int64) * heads + head
+        next_of_values, next_of_keys, next_of_queries, next_of_writes, next_decay = _scales(
+            row_scales, chunk_decay, place + tl.where(t + 1 < end, heads, 0), i, d, K, PER_CHANNEL, DELTA
+        )
         row = t * _CHUNK + i
         real = row < length
         at = start + row
         value = tl.load(v + at[:, None] * v_stride + head * V + column[None, :], real[:, None], other=0.0)
         value = tl.trans(value).to(tl.float32)
+        x = value * of_values[None, :]
         mix = mixing + place * (2 * _CHUNK * _CHUNK) + i[:, None] * _CHUNK + i[None, :]
         if PER_CHANNEL:
             tile = scaled + place * (3 * _CHUNK * K) + i[:, None] * K + d[None, :]
             reader = tl.load(tile + _CHUNK * K)
             writer = tl.load(tile + 2 * _CHUNK * K)
-            x = value * tl.load(row_scales + place * _CHUNK + i)[None, :]
-            decay = tl.load(chunk_decay + place * K + d)[None, :]
         else:
             key_head = head // group
             writer = tl.load(k + at[:, None] * k_stride + key_head * K + d[None, :], real[:, None], other=0.0)
             reader = tl.load(q + at[:, None] * q_stride + key_head * K + d[None, :], real[:, None], other=0.0)
-            scales = row_scales + place * (4 * _CHUNK) + i
-            x = value * tl.load(scales + _CHUNK)[None, :]
-            decay = tl.load(chunk_decay + place)
         narrow = s.to(KIND)
         if DELTA:
             if PER_CHANNEL:
                 x -= tl.dot(narrow, tl.trans(tl.load(tile)), input_precision=PRECISION)
             else:
-                x -= tl.dot(narrow, tl.trans(writer), input_precision=PRECISION) * tl.load(scales)[None, :]
+                x -= tl.dot(narrow, tl.trans(writer), input_precision=PRECISION) * of_keys[None, :]
             x = _add_product(x, x, tl.trans(tl.load(mix)), KIND, PRECISION)
         out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION)
         if not PER_CHANNEL:
-            out *= tl.load(scales + 2 * _CHUNK)[None, :]
+            out *= of_queries[None, :]
         within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
         out = _add_product(out, x, within, KIND, PRECISION)
-        s *= decay
         if PER_CHANNEL:
-            s = _add_product(s, x, writer, KIND, PRECISION)
+            s = _add_product(s * decay[None, :], x, writer, KIND, PRECISION)
         else:
-            carried = x * tl.load(scales + 3 * _CHUNK)[None, :]
-            s = _add_product(s, carried, writer, KIND, PRECISION)
+            s = _add_product(s * decay, x * of_writes[None, :], writer, KIND, PRECISION)
         if SKIP:
             out += skip * value
         to = o + at[:, None] * (heads * V) + head * V + column[None, :]
@@ -112,4 +132,7 @@ def walk(
                 if kept_row >= 0:
                     to_state = kept + kept_row * kept_stride + head * (K * V) + cell
                     tl.store(to_state, s.to(kept.dtype.element_ty))
+        of_values, of_keys, of_queries, of_writes, decay = (
+            next_of_values, next_of_keys, next_of_queries, next_of_writes, next_decay,
+        )  # fmt: skip
     tl.store(memory, s.to(state.dtype.element_ty))
