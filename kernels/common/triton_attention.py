@@ -99,7 +99,8 @@ def _weigh(
     key_r,
     scale,
     factor,
-    hidden,
+    added,
+    worth,
     position,
     own,
     most,
@@ -109,19 +110,20 @@ def _weigh(
 ):
     """(weights [queries, positions], what the sums so far are worth, the maximum, the sum) after a tile.
 
-    `factor` scales the products with keys, `scale` those with rope keys.
+    `factor` scales the products with keys, `scale` those with rope keys; `added` goes to the scores of a position, and
+    a weight counts `worth` times in the sum.
     """
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * factor
     if DR > 0:
         scores += tl.dot(query_r, tl.trans(key_r), input_precision="ieee") * scale
-    scores += hidden[None, :]
+    scores += added[None, :]
     if BT > 1:
         scores = tl.where(position[None, :] <= own[:, None], scores, float("-inf"))
     highest = tl.maximum(most, tl.max(scores, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     weight = tl.exp2(scores - shift[:, None])
     kept = tl.exp2(most - shift)
-    return weight, kept, highest, total * kept + tl.sum(weight, 1)
+    return weight, kept, highest, total * kept + tl.sum(weight * worth, 1)
 
 
 @triton.jit
@@ -200,11 +202,10 @@ def attend(
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
     M: tl.constexpr = BT * BH
     DTYPE: tl.constexpr = q.dtype.element_ty
-    # float8 becomes float16 in half the instructions that bfloat16 takes, and exactly. Queries and weights come with
-    # their largest factor taken out, so that float16 holds them too.
+    # float8 becomes float16 in half the instructions that bfloat16 takes, and exactly. Queries come without
+    # their largest factor, so that float16 holds them too.
     FLOAT8: tl.constexpr = TILES == 1 and keys.dtype.element_ty == tl.float8e4nv
     NARROW: tl.constexpr = tl.float16 if FLOAT8 and DTYPE == tl.bfloat16 else DTYPE
-    tl.static_assert(not (APART and TILES == 1), "weights that leave the branch are rounded")
     program = tl.program_id(0)
     kv_head = program % HEAD_BLOCKS // GROUP_BLOCKS
     split = program // HEAD_BLOCKS % splits
@@ -287,46 +288,47 @@ def attend(
         else:
             key_r = key
         # Added, so that one operation scales and masks: products with what was not read are 0.
-        hidden = tl.where(seen, 0.0, float("-inf"))
+        if TILES == 1:
+            # The weights take the values' scales, as exponents: so they are at most 1, and float16 holds them.
+            value_scale = key_scale
+            if not SHARED:
+                value_scale = tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)
+            value_scale = tl.maximum(value_scale, 1e-30)
+            added = tl.where(seen, tl.log2(value_scale), float("-inf"))
+            worth = (1.0 / value_scale)[None, :]
+        else:
+            added = tl.where(seen, 0.0, float("-inf"))
+            worth = 1.0
         if LISTED:
             # A position that is none must not pass for a hole: it shows as NaN.
-            hidden = tl.where(here == -2, float("nan"), hidden)
+            added = tl.where(here == -2, float("nan"), added)
         position = begin + column
         if APART:
             if begin < hi:
                 weight, kept, most, total = _weigh(
-                    query, query_r, key, key_r, scale, factor, hidden, position, own, most, total, BT, DR
+                    query, query_r, key, key_r, scale, factor, added, worth, position, own, most, total, BT, DR
                 )
-                weight = weight.to(DTYPE)
+                weight = weight.to(NARROW)
             else:
                 # Not a constant, for which the compiler would keep room all through the loop.
-                weight = tl.full([M, BN], begin, tl.float32).to(DTYPE)
+                weight = tl.full([M, BN], begin, tl.float32).to(NARROW)
                 kept = tl.zeros([M], tl.float32)
         else:
             weight, kept, most, total = _weigh(
-                query, query_r, key, key_r, scale, factor, hidden, position, own, most, total, BT, DR
+                query, query_r, key, key_r, scale, factor, added, worth, position, own, most, total, BT, DR
             )
         if SHARED:
             value = key
-            if TILES == 1:
-                value_scale = key_scale
         else:
             value = _tile(values, here, seen, v_row, kv_head * v_head, DV, BV)
             if TILES == 1:
-                value_scale = tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)
-                value = value.to(NARROW)
+                # Times 1, so that they are narrowed in the layout of memory and not byte by byte in a product's.
+                value = value.to(NARROW) * tl.where(seen, 1.0, 0.0).to(NARROW)[:, None]
             if TILES > 1:
                 value = _dequantised(
                     value, _scales(value_scales, here, seen, vs_row, kv_head * vs_head, TILES), DTYPE, TILES
                 )
-        if TILES == 1:
-            highest = tl.max(value_scale, 0)
-            highest = tl.where(highest == 0.0, 1.0, highest)
-            weight *= (value_scale / highest)[None, :]
-            part_result = tl.dot(weight.to(NARROW), value, input_precision="ieee")
-            result = result * kept[:, None] + part_result * highest
-        else:
-            result = tl.dot(weight.to(DTYPE), value, result * kept[:, None], input_precision="ieee")
+        result = tl.dot(weight.to(NARROW), value, result * kept[:, None], input_precision="ieee")
 
     # An empty list gives zeros.
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -373,43 +375,3 @@ def merge(
     part = tl.where((log_sum == float("-inf"))[:, None], 0.0, part.to(tl.float32))
     result = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * o_row + head * o_head + channel, result.to(out.dtype.element_ty), mask=channel < DV)
-
-
-@triton.jit
-def write_entries(
-    first,
-    second,
-    first_pool,
-    second_pool,
-    cu_seqlens,
-    context_lens,
-    page_table,
-    rows,
-    sequences,
-    first_row,
-    second_row,
-    first_pool_row,
-    second_pool_row,
-    table_row,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    BC: tl.constexpr,
-    BS: tl.constexpr,
-    PAGE: tl.constexpr,
-):
-    """Each new token's entries to its place in two pools of FIRST and SECOND channels. Grid: [rows, pools]."""
-    sequence, start, row, _ = query_block(cu_seqlens, sequences, rows, tl.program_id(0), 1, BS)
-    if sequence >= sequences:
-        return
-    position = tl.load(context_lens + sequence).to(tl.int32) + row - start
-    to = pool_rows(page_table, table_row, sequence, position, position >= 0, PAGE).to(tl.int64)
-    if tl.program_id(1) == 0:
-        for begin in tl.static_range(0, FIRST, BC):
-            channel = begin + tl.arange(0, BC)
-            entry = tl.load(first + row.to(tl.int64) * first_row + channel, mask=channel < FIRST)
-            tl.store(first_pool + to * first_pool_row + channel, entry, mask=channel < FIRST)
-    else:
-        for begin in tl.static_range(0, SECOND, BC):
-            channel = begin + tl.arange(0, BC)
-            entry = tl.load(second + row.to(tl.int64) * second_row + channel, mask=channel < SECOND)
-            tl.store(second_pool + to * second_pool_row + channel, entry, mask=channel < SECOND)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from day0.kernels.common.triton_attention import attend, merge, write_entries
+from day0.kernels.common.triton_attention import attend, merge
+from day0.kernels.common.triton_attention_write import write_entries
 from day0.kernels.common.triton_launch import INTERPRETED, ContractError, next_power_of_2, require, require_tensor
 from day0.kernels.common.triton_tuning import Config, Space, size_bucket
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
