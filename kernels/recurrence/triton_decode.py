@@ -40,14 +40,14 @@ from day0.kernels.recurrence.triton_pieces import (
     arrive,
     conv_arguments,
     convolve,
+    inner_products,
     load_decay,
-    load_inputs,
     load_norm,
-    load_taps,
     log_decay,
     norm_arguments,
     normalise,
     push,
+    read_twice,
 )
 
 # `tile`: elements of the state in one program's registers, where the norm of several tokens does not need the whole
@@ -57,17 +57,18 @@ SPACE = Space(
     KERNEL,
     __file__,
     (
-        {"tile": 16384, "part": 64, "num_warps": 8, "maxnreg": 128},
         {"tile": 16384, "part": 64, "num_warps": 4, "maxnreg": 0},
         {"tile": 8192, "part": 64, "num_warps": 4, "maxnreg": 128},
-        {"tile": 4096, "part": 32, "num_warps": 2, "maxnreg": 128},
+        {"tile": 8192, "part": 64, "num_warps": 2, "maxnreg": 0},
         {"tile": 4096, "part": 32, "num_warps": 4, "maxnreg": 80},
-        {"tile": 2048, "part": 16, "num_warps": 1, "maxnreg": 128},
+        {"tile": 4096, "part": 32, "num_warps": 2, "maxnreg": 128},
+        {"tile": 2048, "part": 16, "num_warps": 1, "maxnreg": 168},
     ),
 )
 STATES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
-# The most state elements a program can hold: with 16 warps 64 registers of a thread.
+# The most state elements that a warp can hold, in 128 registers of a thread, and a program.
+WARP_TILE = 4096
 MAX_TILE = 32768
 
 
@@ -137,11 +138,14 @@ def decode_kernel(
     is_row = rows < KEY_DIM
     is_column = columns < VALUE_DIM
     is_state = is_row[:, None, None] & is_column[None, :, :]
-    # The state first: nothing else takes as long to arrive.
+    # The state first: nothing else takes as long to arrive. The compiler moves no load behind the barrier; without it,
+    # it would ask for the state where it needs it.
     base, offsets = state_offsets(slot, state_slot, head, rows, columns, KEY_DIM, VALUE_DIM)
     own_state = state + base
     known = (rows < tl.where(context > 0, KEY_DIM, 0))[:, None, None] & is_column[None, :, :]
-    s = tl.load(own_state + offsets, mask=known, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    s = tl.load(own_state + offsets, mask=known, other=0.0, eviction_policy="evict_first")
+    tl.debug_barrier()
+    s = s.to(tl.float32)
 
     q_at = key_head * KEY_DIM
     v_at = head * VALUE_DIM
@@ -153,16 +157,15 @@ def decode_kernel(
     flat = first + tl.arange(0, BLOCK_V)
     is_flat = flat < VALUE_DIM
     if TAPS > 0:
-        k_weight = load_taps(conv_weight + (K_AT + q_at) * TAPS, rows, is_row, TAPS, TAPS_BLOCK)
-        q_weight = load_taps(conv_weight + (Q_AT + q_at) * TAPS, rows, is_row, TAPS, TAPS_BLOCK)
-        v_weight = load_taps(conv_weight + (V_AT + v_at) * TAPS, flat, is_flat, TAPS, TAPS_BLOCK)
-        last = start if SINGLE else start + tokens - 1
-        k_last = load_inputs(k + q_at, k_row, start, last, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
-        q_last = load_inputs(q + q_at, q_row, start, last, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
-        v_last = load_inputs(v + v_at, v_row, start, last, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
+        q_weight = conv_weight + (Q_AT + q_at) * TAPS
+        k_weight = conv_weight + (K_AT + q_at) * TAPS
+        v_weight = conv_weight + (V_AT + v_at) * TAPS
+        q_bias = conv_bias + Q_AT + q_at
+        k_bias = conv_bias + K_AT + q_at
+        v_bias = conv_bias + V_AT + v_at
     # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
     for i in range(0, 1 if SINGLE else tokens):
-        row = start + i
+        row = start if SINGLE else start + i
         # All of a token's loads before the first barrier, which the compiler moves none across.
         if BETA != "none":
             strength = tl.load(beta + row * beta_row + head).to(tl.float32)
@@ -170,15 +173,18 @@ def decode_kernel(
             z, w = load_norm(gate + row * gate_row + v_at, norm_weight, columns, is_column, NORM_WEIGHT, GATE)
         f, log_rate = load_decay(decay, decay_row, row, A_log, dt_bias, head, rows, is_row, DECAY, DECAY_FORM, KEY_DIM)
         if TAPS > 0:
-            if SINGLE:
-                k_seen, q_seen, v_seen = k_last, q_last, v_last
-            else:
-                k_seen = load_inputs(k + q_at, k_row, start, row, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
-                q_seen = load_inputs(q + q_at, q_row, start, row, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
-                v_seen = load_inputs(v + v_at, v_row, start, row, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
-            keys = convolve(k_seen, k_weight, conv_bias + K_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
-            queries = convolve(q_seen, q_weight, conv_bias + Q_AT + q_at, rows, is_row, CONV_BIAS, CONV_ACTIVATION)
-            values = convolve(v_seen, v_weight, conv_bias + V_AT + v_at, flat, is_flat, CONV_BIAS, CONV_ACTIVATION)
+            keys = convolve(
+                k + q_at, k_row, start, row, context, k_window, k_weight, k_bias, rows, is_row,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
+            )  # fmt: skip
+            queries = convolve(
+                q + q_at, q_row, start, row, context, q_window, q_weight, q_bias, rows, is_row,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
+            )  # fmt: skip
+            values = convolve(
+                v + v_at, v_row, start, row, context, v_window, v_weight, v_bias, flat, is_flat,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
+            )  # fmt: skip
             values = tl.reshape(values, [BLOCK_V // PART, PART])
         else:
             keys = tl.load(k + row * k_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
@@ -187,21 +193,31 @@ def decode_kernel(
         g, steps = log_decay(
             f, log_rate, head, lower_bound, slope_scale, step_min, step_max, DECAY, DECAY_FORM, VALUE_HEADS
         )
+        # Scales of k and q, in one number each, on what was computed of them.
+        key_scale, query_scale = 1.0, scale
+        if QK_NORM or OUTPUT:
+            kk, qq, kq = inner_products(keys, queries)
         if QK_NORM:
-            keys *= tl.rsqrt(tl.sum(keys * keys, 0) + qk_norm_eps)
-            queries *= tl.rsqrt(tl.sum(queries * queries, 0) + qk_norm_eps)
-        queries *= scale
+            key_scale = tl.rsqrt(kk + qk_norm_eps)
+            query_scale = scale * tl.rsqrt(qq + qk_norm_eps)
         s *= tl.exp(g)[:, None, None]
         u = values
         if DECAY_FORM == "time_step":
             # Every channel holds the head's one time step.
             u *= tl.max(tl.where(is_row, steps, 0.0), 0)
+        if DELTA_RULE and OUTPUT:
+            known_value, o = read_twice(s, keys, queries)
+        elif DELTA_RULE:
+            known_value = tl.sum(s * keys[:, None, None], 0)
+        elif OUTPUT:
+            o = tl.sum(s * queries[:, None, None], 0)
         if DELTA_RULE:
-            u -= tl.sum(s * keys[:, None, None], 0)
+            u -= key_scale * known_value
         if BETA != "none":
             u *= beta_scale * tl.sigmoid(strength) if BETA == "sigmoid" else strength
+        u *= key_scale
         if OUTPUT:
-            o = tl.sum(s * queries[:, None, None], 0) + tl.sum(queries * keys, 0) * u
+            o = query_scale * (o + kq * u)
             if SKIP:
                 o += tl.load(D + head).to(tl.float32) * values
             if SPLIT:
@@ -218,10 +234,11 @@ def decode_kernel(
     if COMMIT:
         tl.store(own_state + offsets, s.to(state.dtype.element_ty), mask=is_state, eviction_policy="evict_first")
     if MOVES:
-        push(v_window, v_last, flat, is_flat, TAPS, TAPS_BLOCK)
+        newest = start if SINGLE else start + tokens - 1
+        push(v + v_at, v_row, start, newest, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
         if last:
-            push(q_window, q_last, rows, is_row, TAPS, TAPS_BLOCK)
-            push(k_window, k_last, rows, is_row, TAPS, TAPS_BLOCK)
+            push(q + q_at, q_row, start, newest, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
+            push(k + q_at, k_row, start, newest, context, k_window, rows, is_row, TAPS, TAPS_BLOCK)
     if SPLIT:
         if last:
             every = tl.arange(0, FULL_V)
@@ -340,7 +357,7 @@ def launch(
         LIMITED=accepted is not None,
         OUTPUT=out is not None,
         COMMIT=commit,
-        num_warps=chosen["num_warps"],
+        num_warps=max(chosen["num_warps"], block_k * block_v // WARP_TILE),
         maxnreg=chosen["maxnreg"] or None,
         **pieces,
     )  # fmt: skip

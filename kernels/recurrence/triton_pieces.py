@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
+from day0.kernels.common.triton_launch import INTERPRETED, next_power_of_2, require, require_tensor
 from day0.kernels.recurrence.schema import RecurrenceAttributes
 
 KERNEL = "recurrence.decode"
+ONE_BY_ONE = tl.constexpr(INTERPRETED)
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -68,46 +69,63 @@ def activate(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def load_inputs(
-    x, row_stride, start, row, context, window, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr
-):
-    """What the taps of the convolution see at one token, oldest first, [channels, TAPS_BLOCK].
+def convolve(
+    x, row_stride, start, row, context, window, weight, bias, channels, known,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The convolution at one token, float32 [channels].
 
-    `x` points to the first channel of the port's row 0, `window` to the same channel in the sequence's slot. One block
-    for all taps: Triton loads a vector shorter than the program has threads anew in every layout that it is used in,
-    each thread the many channels that its whole warp shares.
+    `x` points to the first channel of the port's row 0, `window`, `weight` and `bias` to the same channel. A vector for
+    each tap: in a block of channels and taps, several threads would share a channel, and each do all that follows.
     """
-    tap = tl.arange(0, TAPS_BLOCK)[None, :]
-    at = row - start - (TAPS - 1) + tap  # among the step's tokens; before them: in the window
-    new = x + (start + at) * row_stride + channels[:, None]
-    old = window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)
-    # A new sequence sees zeros in its window.
-    seen = (tap < TAPS) & (at >= tl.where(context > 0, 1 - TAPS, 0))
-    return tl.load(tl.where(at >= 0, new, old), mask=known[:, None] & seen, other=0.0)
-
-
-@triton.jit
-def load_taps(weight, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
-    """The convolution's weights [channels, TAPS_BLOCK], zeros behind the taps."""
-    tap = tl.arange(0, TAPS_BLOCK)[None, :]
-    return tl.load(weight + channels[:, None] * TAPS + tap, mask=known[:, None] & (tap < TAPS), other=0.0)
-
-
-@triton.jit
-def convolve(inputs, weight, bias, channels, known, BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """The convolution of `load_inputs` by `load_taps`, float32 [channels]."""
-    values = tl.sum(weight.to(tl.float32) * inputs.to(tl.float32), 1)
+    values = tl.zeros(channels.shape, tl.float32)
     if BIAS:
         values += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)
+    for tap in tl.static_range(TAPS):
+        at = row - start - (TAPS - 1) + tap  # among the step's tokens; before them: in the window
+        new = x + (start + at) * row_stride + channels
+        old = window + channels * (TAPS - 1) + (TAPS - 1 + at)
+        inputs = tl.load(tl.where(at >= 0, new, old), mask=known, other=0.0).to(tl.float32)
+        # A new sequence sees zeros in its window.
+        inputs = tl.where(at >= tl.where(context > 0, 1 - TAPS, 0), inputs, 0.0)
+        values += tl.load(weight + channels * TAPS + tap, mask=known, other=0.0).to(tl.float32) * inputs
     return activate(values, ACTIVATION)
 
 
 @triton.jit
-def push(window, inputs, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
-    """Makes all but the oldest of `load_inputs` at a sequence's last token its window."""
-    tap = tl.arange(0, TAPS_BLOCK)[None, :]
-    kept = known[:, None] & (tap > 0) & (tap < TAPS)
-    tl.store(window + channels[:, None] * (TAPS - 1) + (tap - 1), inputs, mask=kept)
+def push(x, row_stride, start, row, context, window, channels, known, TAPS: tl.constexpr, TAPS_BLOCK: tl.constexpr):
+    """Moves a window past the token `row`, the sequence's last; the program has read all that it wants of it."""
+    kept = tl.arange(0, TAPS_BLOCK)[None, :]
+    at = row - start - (TAPS - 2) + kept
+    new = x + (start + at) * row_stride + channels[:, None]
+    old = window + channels[:, None] * (TAPS - 1) + (TAPS - 1 + at)
+    is_kept = known[:, None] & (kept < TAPS - 1)
+    seen = is_kept & (at >= tl.where(context > 0, 1 - TAPS, 0))
+    inputs = tl.load(tl.where(at >= 0, new, old), mask=seen, other=0.0)
+    # Threads read what others write.
+    tl.debug_barrier()
+    tl.store(window + channels[:, None] * (TAPS - 1) + kept, inputs, mask=is_kept)
+
+
+@triton.jit
+def _add(x0, x1, x2, y0, y1, y2):
+    return x0 + y0, x1 + y1, x2 + y2
+
+
+@triton.jit
+def inner_products(keys, queries):
+    """k . k, q . q and k . q: in one reduction, so that the program's warps wait for each other once."""
+    # Interpreted, a reduction by a function of ours adds one number after the other, which rounds more than a tree.
+    if ONE_BY_ONE:
+        return tl.sum(keys * keys, 0), tl.sum(queries * queries, 0), tl.sum(keys * queries, 0)
+    return tl.reduce((keys * keys, queries * queries, keys * queries), 0, _add)
+
+
+@triton.jit
+def read_twice(s, keys, queries):
+    """k^T S and q^T S, in one reduction."""
+    both = tl.sum(tl.join(s * keys[:, None, None], s * queries[:, None, None]), 0)
+    return tl.split(both)
 
 
 @triton.jit
@@ -155,18 +173,15 @@ def load_decay(
     DECAY: tl.constexpr, FORM: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
     """What one token's decay of a head is made of: its projection and the bias, float32 [channels], and log A, a
-    number; zeros where there is none. Loaded once, as by `load_inputs`: in one column of a block."""
-    f = tl.zeros([channels.shape[0]], tl.float32)
+    number; zeros where there is none."""
+    f = tl.zeros(channels.shape, tl.float32)
     log_rate = 0.0
     if DECAY == "per_channel" or DECAY == "per_head":
-        column = tl.arange(0, 4)[None, :]
-        at = (head * KEY_DIM + channels if DECAY == "per_channel" else head + channels * 0)[:, None] + column * 0
-        loaded = known[:, None] & (column == 0)
-        block = tl.load(decay + row * row_stride + at, mask=loaded, other=0.0).to(tl.float32)
+        at = head * KEY_DIM + channels if DECAY == "per_channel" else head + channels * 0
+        f = tl.load(decay + row * row_stride + at, mask=known, other=0.0).to(tl.float32)
         if FORM != "given":
-            block += tl.load(dt_bias + at, mask=loaded, other=0.0).to(tl.float32)
+            f += tl.load(dt_bias + at, mask=known, other=0.0).to(tl.float32)
             log_rate = tl.load(A_log + head).to(tl.float32)
-        f = tl.sum(block, 1)
     return f, log_rate
 
 
@@ -217,7 +232,7 @@ def conv_arguments(a: RecurrenceAttributes, conv: ShortConv | None, q: Tensor) -
         conv_bias=q if conv.bias is None else conv.bias,
         window_slot=conv.window.stride(0),
         TAPS=taps,
-        TAPS_BLOCK=next_power_of_2(taps),
+        TAPS_BLOCK=next_power_of_2(taps - 1),
         CONV_BIAS=conv.bias is not None,
         CONV_ACTIVATION=conv.activation,
         Q_AT=conv.starts[0],
