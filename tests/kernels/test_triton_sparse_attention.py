@@ -149,6 +149,22 @@ def test_quantised_entries_are_dequantised_tile_by_tile(dtype, dim):
     assert_close(replace(x, **read_back), out)
 
 
+def test_scales_of_any_size():
+    """A row that is all zeros has the scale 0; one row's values are far above, and one's far below, all others."""
+    x = make_read([1], [20], heads=2, kv_heads=1, dim=128, value_dim=128)
+    row = x.batch.page_table[0, 0] * 64
+    values = x.values.nan_to_num(0.1)
+    for position, times in ((0, 0.0), (1, 1e12), (2, 1e-12)):
+        values[row + position] *= times
+    kept = {"keys": quantise(x.keys.nan_to_num(0.1), torch.int8), "values": quantise(values, torch.int8)}
+    for numbers, scales in kept.values():
+        numbers[scales[..., 0] == 0.0] = 1
+    read_back = {name: (v.float().unflatten(-1, (-1, 128)) * s[..., None]).flatten(-2) for name, (v, s) in kept.items()}
+    scales = {"key_scales": kept["keys"][1], "value_scales": kept["values"][1]}
+    out = run(replace(x, **{name: v for name, (v, _) in kept.items()}), **scales)
+    assert_close(replace(x, **read_back), out)
+
+
 def test_quantised_latents():
     x = make_read([1], [20], heads=2, kv_heads=1, dim=256, value_dim=None, rope_dim=16)
     values, scales = quantise(x.keys.nan_to_num(0.1), torch.int8)
