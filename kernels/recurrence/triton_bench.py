@@ -141,17 +141,18 @@ class Step:
             for x, y in zip((self.out[some], self.state[slots], self.window[slots]), exact, strict=True)
         )
 
-    def tune(self) -> None:
-        """Choose the configuration for this many sequences, on tensors of its own."""
 
-        def measure(config: Config) -> float:
-            try:
-                return time_us(lambda i: self.run(config), 1)[0]
-            except RuntimeError:  # more registers or shared memory than the device has
-                return math.inf
+def _tune(a: RecurrenceAttributes, sequences: int, sets: int) -> None:
+    """Choose the configuration for this many sequences, on tensors of its own: as many as L2 does not hold."""
+    steps = [Step.random(a, sequences) for _ in range(sets)]
 
-        bucket = triton_decode.bucket(self.a, self.batch.sequences, whole=False)
-        triton_decode.SPACE.tune(bucket, measure)
+    def measure(config: Config) -> float:
+        try:
+            return time_us(lambda i: steps[i].run(config), sets)[0]
+        except RuntimeError:  # more registers or shared memory than the device has
+            return math.inf
+
+    triton_decode.SPACE.tune(triton_decode.bucket(a, sequences, whole=False), measure)
 
 
 def _fla(step: Step) -> Callable[[], object] | None:
@@ -180,10 +181,8 @@ def _fla(step: Step) -> Callable[[], object] | None:
 
 
 def _prepare(a: RecurrenceAttributes, sequences: int, compiled: bool) -> Prepared:
-    scratch = Step.random(a, sequences)
-    scratch.tune()
-    sets = rotations(scratch.bytes())
-    del scratch
+    sets = rotations(Step.random(a, sequences).bytes())
+    _tune(a, sequences, sets)
     steps = [Step.random(a, sequences) for _ in range(sets)]
     peers: dict[str, Run] = {"torch": lambda i: steps[i].plain()}
     if compiled:
