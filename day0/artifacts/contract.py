@@ -1,5 +1,6 @@
 """Contracts: what an implementation of a kind accepts, as named clauses, so that a refusal can name its line."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,10 +20,15 @@ class OneOf:
         return value in self.values
 
     def describe(self, value: Any) -> str:
-        return f"{value} not in {self}"
+        return f"{_written(value)} not in {self}"
 
     def __str__(self) -> str:
-        return f"{{{', '.join(str(v) for v in self.values)}}}"
+        return f"{{{', '.join(_written(v) for v in self.values)}}}"
+
+
+def _written(value: Any) -> str:
+    """A value as recipes and plans write it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """day0 kernels: the kinds of operators and what their implementations accept."""
 
 import difflib
-from typing import Annotated, Any
+import inspect
+import json
+import typing
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -39,7 +42,7 @@ def list_kinds(out: Output) -> None:
 @app.command("show")
 @command
 def show(out: Output, kind: Annotated[str, typer.Argument(metavar="KIND", help="Name of a kind")]) -> None:
-    """Show one kind: attributes, methods, implementations and the clauses of their contracts
+    """Show one kind: attributes, weights, state, methods, and the clauses of its implementations' contracts
 
     Example: day0 kernels show norm
     """
@@ -72,15 +75,29 @@ def show(out: Output, kind: Annotated[str, typer.Argument(metavar="KIND", help="
         }
         for name, method in declared.methods.items()
     ]
-    out.line(f"{kind}: {declared.summary}")
-    out.table(attributes, title="attributes")
+    weights = [
+        {"weight": name, "shape": w.shape, "where": w.when, "dtype": w.dtype, "meaning": w.meaning}
+        for name, w in declared.weights_shown.items()
+    ]
+    state = [
+        {"state": name, "shape": c.shape, "kept": c.role, "where": c.when, "dtype": c.dtype, "meaning": c.meaning}
+        for name, c in declared.state_shown.items()
+    ]
+    about = about_attributes(declared.attributes)
+    out.line(f"{kind}: {declared.summary}\n\n{about}\n")
+    out.table([_attribute_row(a) for a in attributes], title="attributes")
+    out.table(weights, title="weights, their shapes and where there is one")
+    out.table(state, title="state of one layer, and where there is one")
     out.table(methods, title="methods")
     out.table(clauses, title="contracts")
     out.document(
         {
             "kind": kind,
             "summary": declared.summary,
+            "about": about,
             "attributes": attributes,
+            "weights": weights,
+            "state": state,
             "methods": methods,
             "implementations": [implementation.name for implementation in declared.implementations],
             "clauses": clauses,
@@ -107,18 +124,50 @@ def _list(out: Output) -> None:
         out.value("\n".join(kind_names()))
 
 
+def about_attributes(attributes: Any) -> str:
+    """What the classes of a kind's attributes say of themselves, the most general first."""
+    from day0.kernels.interface.attributes import Attributes
+
+    own = [c for c in attributes.__mro__ if issubclass(c, Attributes) and c is not Attributes]
+    return "\n\n".join(inspect.cleandoc(c.__doc__) for c in reversed(own) if c.__doc__)
+
+
 def _attributes(kind: Any) -> list[dict[str, Any]]:
     tried = kind.attributes.alternatives()
     return [
         {
             "attribute": name,
-            "type": _type_name(info.annotation),
-            "default": "required" if info.is_required() else repr(info.default),
-            "decompose_tries": [repr(value) for value in tried.get(name, ())],
+            "type": _type_words(info.annotation),
+            "required": info.is_required(),
+            "default": None if info.is_required() else info.default,
+            "decompose_tries": list(tried.get(name, ())),
+            "meaning": info.description or "",
         }
         for name, info in kind.attributes.model_fields.items()
     ]
 
 
-def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+def _attribute_row(attribute: dict[str, Any]) -> dict[str, Any]:
+    """The attribute in the view, its values as a recipe writes them."""
+    return {
+        "attribute": attribute["attribute"],
+        "type": attribute["type"],
+        "default": "required" if attribute["required"] else json.dumps(attribute["default"]),
+        "decompose_tries": [json.dumps(value) for value in attribute["decompose_tries"]],
+        "meaning": attribute["meaning"] or "see above",
+    }
+
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+
+
+def _type_words(annotation: Any) -> str:
+    """A type in JSON's words, a choice by its values. Raises KeyError on a type that no recipe can write."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return " | ".join(json.dumps(value) for value in arguments)
+    if typing.get_origin(annotation) is tuple:
+        return f"list of {_type_words(arguments[0])}s"
+    if arguments:
+        return " | ".join(_type_words(argument) for argument in arguments)
+    return _TYPES[annotation]

@@ -2,7 +2,7 @@
 
 from day0.kernels.attention.contract import TORCH, TORCH_ABSORBED, TRITON
 from day0.kernels.attention.cost import cost
-from day0.kernels.attention.schema import AttentionAttributes, components, weights
+from day0.kernels.attention.schema import STATE, WEIGHTS, AttentionAttributes, components, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
 
 KIND = Kind(
@@ -11,6 +11,8 @@ KIND = Kind(
     attributes=AttentionAttributes,
     methods={"": Method(inputs=("q", "k_or_latent"), outputs=("y",), optional_inputs=("v_or_rope_key",))},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.attention.reference", TORCH),

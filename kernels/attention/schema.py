@@ -1,8 +1,8 @@
 """Attributes, weights and state of the kind `attention`."""
 
-from day0.kernels.common.attention_memory import AttentionMemoryAttributes, components, weights
+from day0.kernels.common.attention_memory import STATE, WEIGHTS, AttentionMemoryAttributes, components, weights
 
-__all__ = ["AttentionAttributes", "components", "weights"]
+__all__ = ["STATE", "WEIGHTS", "AttentionAttributes", "components", "weights"]
 
 
 class AttentionAttributes(AttentionMemoryAttributes):

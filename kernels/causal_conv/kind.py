@@ -2,7 +2,7 @@
 
 from day0.kernels.causal_conv.contract import TORCH, TRITON
 from day0.kernels.causal_conv.cost import cost
-from day0.kernels.causal_conv.schema import CausalConvAttributes, outputs, state, weights
+from day0.kernels.causal_conv.schema import STATE, WEIGHTS, CausalConvAttributes, outputs, state, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
 
 KIND = Kind(
@@ -11,6 +11,8 @@ KIND = Kind(
     attributes=CausalConvAttributes,
     methods={"": Method(inputs=("x",), outputs=outputs)},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.causal_conv.reference", TORCH),

@@ -2,23 +2,33 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from day0.artifacts.layout import Component
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {
+    "weight": Shown("[channels, kernel_size]", meaning="the last column is for the token itself"),
+    "bias": Shown("[channels]", "bias"),
+}
+STATE = {
+    "window": Shown(
+        "[channels, window]", meaning="the last (kernel_size - 1) * dilation inputs, oldest first", role="per_sequence"
+    )
+}
 
 
 class CausalConvAttributes(Attributes):
-    """A depthwise convolution over the last `kernel_size` tokens, `dilation` apart, of every channel on its own.
+    """A depthwise convolution over the last `kernel_size` tokens, `dilation` apart, of every one of `channels` alone.
 
     `split` hands the output on as consecutive parts of these widths (they sum to `channels`).
     """
 
     channels: Size
     kernel_size: Size
-    activation: Literal["none", "silu"] = "none"
-    bias: bool = False
+    activation: Literal["none", "silu"] = Field(default="none", description="of the result")
+    bias: bool = Field(default=False, description="whether a bias is added before the activation")
     dilation: Size = 1
     split: tuple[int, ...] = ()
 

@@ -11,23 +11,36 @@ from pydantic import Field, model_validator
 
 from day0.artifacts.layout import Component
 from day0.kernels.interface.attributes import Attributes
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
 
+WEIGHTS = {
+    "kv_up": Shown(
+        "[heads * (nope_dim + value_dim), rank]",
+        "memory == 'latent'",
+        "per head, the rows that make its key's nope_dim channels, then those that make its value",
+    )
+}
+STATE = {
+    "keys": Shown("[kv_heads, head_dim]", "memory == 'kv'", role="token_paged"),
+    "values": Shown("[kv_heads, value_dim]", "memory == 'kv'", role="token_paged"),
+    "latents": Shown("[rank]", "memory == 'latent'", "normed", role="token_paged"),
+    "rope_keys": Shown("[rope_dim]", "rope_dim > 0", "the rotary part that all heads share", role="token_paged"),
+}
 OWN: Mapping[str, tuple[str, ...]] = {"kv": ("kv_heads", "head_dim"), "latent": ("rank", "nope_dim", "rope_dim")}
 
 
 class AttentionMemoryAttributes(Attributes):
-    """`heads` query heads, values of `value_dim` channels, softmax over scale * q.k.
+    """`heads` query heads, values of `value_dim` channels, softmax over `scale` * q.k.
 
     Memory "kv": `kv_heads` heads of keys (`head_dim` channels) and values, each shared by heads / kv_heads consecutive
     query heads. Memory "latent": latents of `rank` channels; a key is `nope_dim` channels of kv_up's product followed
     by the shared `rope_dim` ones (0: there are none).
     """
 
-    memory: Literal["kv", "latent"]
+    memory: Literal["kv", "latent"] = Field(description="what is remembered of each token")
     heads: int = Field(ge=1)
     value_dim: int = Field(ge=1)
-    scale: float = Field(gt=0.0)
+    scale: float = Field(gt=0.0, description="multiplies the scores q.k before the softmax")
     kv_heads: int = Field(default=0, ge=0)
     head_dim: int = Field(default=0, ge=0)
     rank: int = Field(default=0, ge=0)

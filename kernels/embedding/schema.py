@@ -1,7 +1,9 @@
 """Attributes and weights of the kind `embedding`."""
 
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {"weight": Shown("[vocab_size, width]")}
 
 
 class EmbeddingAttributes(Attributes):

@@ -8,7 +8,7 @@ from day0.kernels.interface.attributes import Attributes
 
 
 class GateAttributes(Attributes):
-    """Multiplies `channels` channels by an activated gate.
+    """Multiplies `channels` channels by a gate, on which `activation` stands.
 
     With `heads`, the gate holds one value for each of that many equal groups of consecutive channels; without, one
     for every channel.

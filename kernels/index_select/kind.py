@@ -2,7 +2,7 @@
 
 from day0.kernels.index_select.contract import TORCH, TRITON
 from day0.kernels.index_select.cost import cost
-from day0.kernels.index_select.schema import IndexSelectAttributes, components, dense_limit, weights
+from day0.kernels.index_select.schema import STATE, WEIGHTS, IndexSelectAttributes, components, dense_limit, weights
 from day0.kernels.interface.kind import Implementation, Kind, Method
 
 
@@ -17,6 +17,8 @@ KIND = Kind(
     attributes=IndexSelectAttributes,
     methods={"": Method(inputs=("q", "k"), outputs=("indices",), optional_inputs=("weights", "pool_gate"))},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.index_select.reference", TORCH),

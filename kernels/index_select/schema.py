@@ -6,7 +6,18 @@ from pydantic import Field, model_validator
 
 from day0.artifacts.layout import PAGE_TOKENS, Component
 from day0.kernels.interface.attributes import Attributes
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {
+    "pool_bias": Shown("[pool, dim]", "pooling == 'softmax'", "added to the gate of a pool's j-th token"),
+    "pooled_norm": Shown("[dim]", "pooled_norm_eps > 0", "the pooled keys are multiplied by 1 + it"),
+}
+STATE = {
+    "keys": Shown("[dim]", "pooling == 'none'", role="token_paged"),
+    "pooled_keys": Shown("[dim]", "pooling != 'none'", "one for each complete pool of tokens", role="token_paged"),
+    "tail_keys": Shown("[pool, dim]", "pooling != 'none'", "raw, of the incomplete pool", role="per_sequence"),
+    "tail_gates": Shown("[pool, dim]", "pooling == 'softmax'", "raw, of the incomplete pool", role="per_sequence"),
+}
 
 
 class IndexSelectAttributes(Attributes):
@@ -24,15 +35,17 @@ class IndexSelectAttributes(Attributes):
     heads: int = Field(ge=1)
     dim: int = Field(ge=1)
     budget: int = Field(ge=1)
-    scale: float = Field(gt=0.0)
-    score: Literal["relu_weighted", "relu_sum"]
-    weight_scale: float = Field(default=1.0, gt=0.0)
-    pooling: Literal["none", "softmax", "mean"] = "none"
+    scale: float = Field(gt=0.0, description="multiplies q_h.k before the relu")
+    score: Literal["relu_weighted", "relu_sum"] = Field(description="how the heads' products become one score")
+    weight_scale: float = Field(default=1.0, gt=0.0, description='multiplies the heads\' weights of "relu_weighted"')
+    pooling: Literal["none", "softmax", "mean"] = Field(
+        default="none", description="how a pool's keys become one: their mean, or weighted by a softmax of gates"
+    )
     pool: int = Field(default=1, ge=1)
     tail: bool = False
     pooled_norm_eps: float = Field(default=0.0, ge=0.0)
     pooled_rotary_dim: int = Field(default=0, ge=0, multiple_of=2)
-    pooled_rotary_theta: float = Field(default=0.0, ge=0.0)
+    pooled_rotary_theta: float = Field(default=0.0, ge=0.0, description="base of the pooled keys' rotation")
 
     @model_validator(mode="after")
     def _consistent(self) -> "IndexSelectAttributes":

@@ -29,6 +29,21 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A weight, or a component of the state, in the words that `day0 kernels show` has for it.
+
+    `shape` ("[out_features, in_features]") and `when` ("" always, else "bias") are Python expressions over the
+    attributes and their properties; a test holds them, `dtype` and `role` (of state) to what the kind declares.
+    """
+
+    shape: str
+    when: str = ""
+    meaning: str = ""
+    dtype: str = "activation"
+    role: str = ""
+
+
+@dataclass(frozen=True)
 class Method:
     """One entry of an operator's module: `y = op(x)` is the method "", `h = op.post(h, y, mix)` the method "post".
 
@@ -107,6 +122,9 @@ class Kind(Generic[A]):
     cost: Callable[[A, Work], Cost]
     implementations: tuple[Implementation, ...]
     state: Callable[[A], tuple[Component, ...]] = field(default=lambda attributes: ())
+    # Every weight and component that the two functions can give, by name.
+    weights_shown: Mapping[str, Shown] = field(default_factory=dict)
+    state_shown: Mapping[str, Shown] = field(default_factory=dict)
     # What the module's forward takes beside its ports, in this order, out of "batch", "memory".
     context: tuple[str, ...] = ()
     # Kinds this one can be fused with when they follow each other, with the reason in words.

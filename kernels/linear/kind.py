@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.linear.contract import TORCH, TRITON
 from day0.kernels.linear.cost import cost
-from day0.kernels.linear.schema import LinearAttributes, outputs, weights
+from day0.kernels.linear.schema import WEIGHTS, LinearAttributes, outputs, weights
 
 KIND = Kind(
     name="linear",
@@ -11,6 +11,7 @@ KIND = Kind(
     attributes=LinearAttributes,
     methods={"": Method(inputs=("x",), outputs=outputs)},
     weights=weights,
+    weights_shown=WEIGHTS,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.linear.reference", TORCH),

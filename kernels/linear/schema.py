@@ -3,7 +3,9 @@
 from pydantic import Field, model_validator
 
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {"weight": Shown("[out_features, in_features]"), "bias": Shown("[out_features]", "bias")}
 
 
 class LinearAttributes(Attributes):
@@ -12,12 +14,12 @@ class LinearAttributes(Attributes):
     `softcap` c > 0 makes the result c * tanh(y / c). `float32` computes in float32 whatever the activation dtype.
     """
 
-    in_features: Size
-    out_features: Size
-    bias: bool = False
+    in_features: Size = Field(description="channels of x")
+    out_features: Size = Field(description="channels of y, of all its parts together")
+    bias: bool = Field(default=False, description="whether b is added")
     split: tuple[int, ...] = ()
     softcap: float = Field(default=0.0, ge=0.0)
-    scale: float = 1.0
+    scale: float = Field(default=1.0, description="multiplies x W^T + b")
     float32: bool = False
 
     @model_validator(mode="after")

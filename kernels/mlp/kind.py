@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.mlp.contract import TORCH, TRITON
 from day0.kernels.mlp.cost import cost
-from day0.kernels.mlp.schema import MlpAttributes, weights
+from day0.kernels.mlp.schema import WEIGHTS, MlpAttributes, weights
 
 KIND = Kind(
     name="mlp",
@@ -11,6 +11,7 @@ KIND = Kind(
     attributes=MlpAttributes,
     methods={"": Method(inputs=("x",), outputs=("y",))},
     weights=weights,
+    weights_shown=WEIGHTS,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.mlp.reference", TORCH),

@@ -5,18 +5,26 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {
+    "gate_up": Shown("[2 * hidden, width]", "gated", "the rows of the gate, then those of up"),
+    "up": Shown("[hidden, width]", "not gated"),
+    "down": Shown("[width, hidden]"),
+}
 
 
 class MlpAttributes(Attributes):
-    """width -> hidden -> width. `gated`: act(gate) * up; otherwise act(up) alone (nemotron_h's relu2).
+    """`width` -> `hidden` -> `width`. `gated`: act(gate) * up; otherwise act(up) alone (nemotron_h's relu2).
 
     `clamp` L > 0 cuts the gate to at most L and up to [-L, L] before the activation; 0 cuts nothing.
     """
 
     width: Size
     hidden: Size
-    activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = Field(
+        default="silu", description='act; "relu2" is the square of the relu'
+    )
     gated: bool = True
     clamp: float = Field(default=0.0, ge=0.0)
 

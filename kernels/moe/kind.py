@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.moe.contract import TORCH, TRITON
 from day0.kernels.moe.cost import cost
-from day0.kernels.moe.schema import MoeAttributes, weights
+from day0.kernels.moe.schema import WEIGHTS, MoeAttributes, weights
 
 KIND = Kind(
     name="moe",
@@ -11,6 +11,7 @@ KIND = Kind(
     attributes=MoeAttributes,
     methods={"": Method(inputs=("x",), outputs=("y",))},
     weights=weights,
+    weights_shown=WEIGHTS,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.moe.reference", TORCH),

@@ -5,39 +5,63 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+WEIGHTS = {
+    "router": Shown("[experts, width]"),
+    "router_bias": Shown("[experts]", "selection_bias", "added to the scores by which experts are chosen", "float32"),
+    "gate_up": Shown("[experts, 2 * hidden, width]", "", "of each expert the rows of the gate, then those of up"),
+    "down": Shown("[experts, width, hidden]"),
+    "shared_gate_up": Shown("[2 * shared_hidden, width]", "shared_hidden > 0"),
+    "shared_down": Shown("[width, shared_hidden]", "shared_hidden > 0"),
+    "shared_gate": Shown("[1, width]", "shared_gate == 'sigmoid'"),
+}
 
 
 class MoeAttributes(Attributes):
-    """Each token goes to `top_k` of `experts` gated networks width -> hidden -> width, chosen by a router.
+    """Each token goes to `top_k` of `experts` gated networks `width` -> `hidden` -> `width`, chosen by a router.
 
-    A token's weights are the chosen experts' scores; `renormalise` divides them by (their sum + renormalise_eps), then
-    they are multiplied by `routed_scale`. Experts of equal score are taken in index order.
+    A token's weights are the chosen experts' scores; `renormalise` divides them by (their sum + `renormalise_eps`),
+    then they are multiplied by `routed_scale`. Experts of equal score are taken in index order.
     """
 
     width: Size
     hidden: Size
     experts: Size
     top_k: int
-    scores: Literal["softmax", "sigmoid"]
-    # Experts are chosen by score + router_bias and weighted by the score alone.
-    selection_bias: bool = False
-    # The experts stand in `groups` equal groups; only those of the `groups_kept` best can be chosen, a group counting
-    # as much as its two best experts (DeepSeek-V3, arXiv 2412.19437).
-    groups: int = 1
-    groups_kept: int = 1
+    scores: Literal["softmax", "sigmoid"] = Field(description="of the router's logits, over all experts or each alone")
+    selection_bias: bool = Field(
+        default=False, description="experts are chosen by score + router_bias and weighted by the score alone"
+    )
+    groups: int = Field(default=1, description="the experts stand in so many equal groups")
+    groups_kept: int = Field(
+        default=1,
+        description="only experts of so many best groups can be chosen, a group counting as much as its two best "
+        "experts (DeepSeek-V3, arXiv 2412.19437)",
+    )
     renormalise: bool = True
     renormalise_eps: float = Field(default=0.0, ge=0.0)
     routed_scale: float = 1.0
-    # True: logits and weights in float32. False: logits in the activation dtype, to which the weights are cast too.
-    router_float32: bool = True
-    activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = "silu"
-    # L > 0 cuts each expert's gate to at most L and its up to [-L, L] before the activation; 0 cuts nothing.
-    clamp: float = Field(default=0.0, ge=0.0)
-    # Hidden width of the expert that every token goes through; 0: there is none.
-    shared_hidden: int = Field(default=0, ge=0)
-    # "sigmoid": the shared expert's output is multiplied by sigmoid(shared_gate x), one number per token.
-    shared_gate: Literal["none", "sigmoid"] = "none"
+    router_float32: bool = Field(
+        default=True,
+        description="true: logits and weights in float32; false: logits in the activation dtype, to which the weights "
+        "are cast too",
+    )
+    activation: Literal["silu", "gelu_tanh", "relu", "relu2"] = Field(
+        default="silu", description='of each expert\'s gate; "relu2" is the square of the relu'
+    )
+    clamp: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="L > 0 cuts each expert's gate to at most L and its up to [-L, L] before the activation; 0: not",
+    )
+    shared_hidden: int = Field(
+        default=0, ge=0, description="hidden width of the expert that every token goes through; 0: there is none"
+    )
+    shared_gate: Literal["none", "sigmoid"] = Field(
+        default="none",
+        description='"sigmoid": the shared expert\'s output is times sigmoid(shared_gate x), one number a token',
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "MoeAttributes":

@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.ngram_embedding.contract import TORCH
 from day0.kernels.ngram_embedding.cost import cost
-from day0.kernels.ngram_embedding.schema import NgramEmbeddingAttributes, state, weights
+from day0.kernels.ngram_embedding.schema import STATE, WEIGHTS, NgramEmbeddingAttributes, state, weights
 
 KIND = Kind(
     name="ngram_embedding",
@@ -11,6 +11,8 @@ KIND = Kind(
     attributes=NgramEmbeddingAttributes,
     methods={"": Method(inputs=("h",), outputs=("h",))},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(Implementation("torch", "day0.kernels.ngram_embedding.reference", TORCH),),
     state=state,

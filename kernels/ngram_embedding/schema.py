@@ -7,31 +7,45 @@ from pydantic import Field, model_validator
 
 from day0.artifacts.layout import Component
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
 from day0.kernels.ngram_embedding.hashing import table_sizes
+
+WEIGHTS = {
+    "table": Shown("[rows, embed_dim // heads]", "", "all heads' tables, one after the other, and the padding"),
+    "key": Shown("[streams * width, embed_dim]"),
+    "value": Shown("[width, embed_dim]"),
+    "key_norm": Shown("[streams * width]"),
+    "query_norm": Shown("[streams * width]"),
+    "conv_norm": Shown("[streams * width]"),
+    "conv": Shown("[streams * width, conv_kernel]"),
+}
+STATE = {
+    "context": Shown("[ngram_size - 1]", "", "the last token ids, oldest first", "int64", "per_sequence"),
+    "window": Shown("[streams * width, window]", "", "the last convolution inputs, oldest first", role="per_sequence"),
+}
 
 
 class NgramEmbeddingAttributes(Attributes):
-    """Adds to every stream what a hashed table knows about the last 2 .. ngram_size tokens.
+    """Adds to every stream what a hashed table knows about the last 2 .. `ngram_size` tokens.
 
     Each n-gram length has `heads_per_ngram` heads; a head hashes the n-gram into a table of its own, of prime size. All
     heads' tables stand one after the other in the weight `table`.
     """
 
-    width: Size
-    streams: Size
-    embed_dim: Size  # channels of all heads together
-    vocab_size: Size  # token ids; bounds the hash multipliers
+    width: Size = Field(description="channels of one stream")
+    streams: Size = Field(description="streams that the result is added to")
+    embed_dim: Size = Field(description="channels of all heads together")
+    vocab_size: Size = Field(description="token ids; bounds the hash multipliers")
     ngram_size: int
     heads_per_ngram: int
-    table_base: Size  # the smallest table has the first prime >= this many rows
-    table_divisor: Size  # the rows of all tables together are padded to a multiple of this
-    seed: int
-    layer_index: int = Field(ge=0)  # counts the layers that have such an embedding, from 0
-    eos_id: int  # n-grams do not reach back over this token; it stands before the beginning too
-    norm_eps: float = Field(ge=0.0)
-    conv_kernel: Size
-    conv_dilation: Size
+    table_base: Size = Field(description="the smallest table has the first prime >= this many rows")
+    table_divisor: Size = Field(description="the rows of all tables together are padded to a multiple of this")
+    seed: int = Field(description="of the hash multipliers")
+    layer_index: int = Field(ge=0, description="counts the layers that have such an embedding, from 0")
+    eos_id: int = Field(description="n-grams do not reach back over this token; it stands before the beginning too")
+    norm_eps: float = Field(ge=0.0, description="eps of the three norms")
+    conv_kernel: Size = Field(description="tokens that the convolution of the result goes over")
+    conv_dilation: Size = Field(description="how far apart those tokens are")
 
     @model_validator(mode="after")
     def _heads_divide_the_embedding(self) -> "NgramEmbeddingAttributes":

@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.norm.contract import TORCH, TRITON
 from day0.kernels.norm.cost import cost
-from day0.kernels.norm.schema import NormAttributes, weights
+from day0.kernels.norm.schema import WEIGHTS, NormAttributes, weights
 
 KIND = Kind(
     name="norm",
@@ -11,6 +11,7 @@ KIND = Kind(
     attributes=NormAttributes,
     methods={"": Method(inputs=("x",), outputs=("y",), optional_inputs=("gate",))},
     weights=weights,
+    weights_shown=WEIGHTS,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.norm.reference", TORCH),

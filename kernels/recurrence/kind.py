@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.recurrence.contract import TORCH, TORCH_CHUNKED, TRITON
 from day0.kernels.recurrence.cost import cost
-from day0.kernels.recurrence.schema import RecurrenceAttributes, state, weights
+from day0.kernels.recurrence.schema import STATE, WEIGHTS, RecurrenceAttributes, state, weights
 
 KIND = Kind(
     name="recurrence",
@@ -11,6 +11,8 @@ KIND = Kind(
     attributes=RecurrenceAttributes,
     methods={"": Method(inputs=("q", "k", "v"), outputs=("o",), optional_inputs=("decay", "beta"))},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.recurrence.reference", TORCH),

@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.residual_mix.contract import TORCH, TRITON
 from day0.kernels.residual_mix.cost import cost
-from day0.kernels.residual_mix.schema import ResidualMixAttributes, outputs, weights
+from day0.kernels.residual_mix.schema import WEIGHTS, ResidualMixAttributes, outputs, weights
 
 KIND = Kind(
     name="residual_mix",
@@ -17,6 +17,7 @@ KIND = Kind(
         "collapse": Method(inputs=("h",), outputs=outputs("collapse", ("x",))),
     },
     weights=weights,
+    weights_shown=WEIGHTS,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.residual_mix.reference", TORCH),

@@ -17,31 +17,54 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from day0.kernels.interface.attributes import Attributes, Size
-from day0.kernels.interface.kind import Weight
+from day0.kernels.interface.kind import Shown, Weight
+
+MHC = "scheme == 'mhc' and role == 'branch'"
+WEIGHTS = {
+    "fn": Shown("[(2 + streams) * streams, streams * width]", MHC, "of the normed streams: pre, post and mixing gates"),
+    "base": Shown("[(2 + streams) * streams]", MHC, "added to the gates", "float32"),
+    "scale": Shown("[3]", MHC, "factors of the pre, post and mixing gates", "float32"),
+    "norm": Shown("[streams * width]", "scheme == 'gated_streams'"),
+    "down": Shown("[rank, streams * width]", "scheme == 'gated_streams'"),
+    "up": Shown("[streams * width, rank]", "scheme == 'gated_streams'"),
+    "inject": Shown("[streams, streams * width]", "scheme == 'gated_streams' and role == 'branch'"),
+    "query": Shown("[width]", "scheme == 'attention'"),
+    "key_weight": Shown("[width]", "scheme == 'attention' and weighted_keys", "of the keys' RMS norm"),
+}
 
 
 class ResidualMixAttributes(Attributes):
     """Attributes that a scheme and role do not use must be left at their default; counts that they use must be set."""
 
-    # "add": h + multiplier * y. "mhc": streams mixed by a doubly stochastic matrix. "gated_streams": streams read
-    # through low-rank channel gates. "attention": softmax over the earlier outputs (Attention Residuals).
-    scheme: Literal["add", "mhc", "gated_streams", "attention"]
-    role: Literal["branch", "boundary"] = "branch"
-    width: Size
-    multiplier: float = 1.0  # add
-    streams: int = 0  # mhc, gated_streams
-    norm_eps: float = 0.0  # mhc branch, gated_streams, attention: eps of the RMS norm in front of the gates or keys
-    sinkhorn_iterations: int = 0  # mhc branch: column normalisations
+    scheme: Literal["add", "mhc", "gated_streams", "attention"] = Field(
+        description='"add": h + multiplier * y; "mhc": streams mixed by a doubly stochastic matrix; "gated_streams": '
+        'streams read through low-rank channel gates; "attention": softmax over earlier outputs (Attention Residuals)'
+    )
+    role: Literal["branch", "boundary"] = Field(
+        default="branch", description="around one branch, or where the stream begins and ends"
+    )
+    width: Size = Field(description="channels of one stream or source")
+    multiplier: float = Field(default=1.0, description="add: factor of the branch's output")
+    streams: int = Field(default=0, description="mhc, gated_streams: how many streams there are")
+    norm_eps: float = Field(
+        default=0.0,
+        description="mhc branch, gated_streams, attention: eps of the RMS norm in front of the gates or keys",
+    )
+    sinkhorn_iterations: int = Field(default=0, description="mhc branch: column normalisations")
     mix_eps: float = Field(
-        default=0.0, ge=0.0
-    )  # mhc branch: added to the pre gates, the mixing matrix and the Sinkhorn divisors
-    collapse: Literal["mean", "sum"] = "mean"  # mhc boundary: how the streams become one
-    rank: int = 0  # gated_streams: inner width of the gate projection
-    sources: int = 0  # attention: how many sources the operator reads
-    scale: float = 1.0  # attention: factor of the scores
-    weighted_keys: bool = False  # attention: the keys' RMS norm has a weight
-    values: Literal["raw", "normed"] = "raw"  # attention: what is mixed, the sources or their RMS norms
-    opens_block: bool = False  # attention branch: its output becomes a source of its own
+        default=0.0,
+        ge=0.0,
+        description="mhc branch: added to the pre gates, the mixing matrix and the Sinkhorn divisors",
+    )
+    collapse: Literal["mean", "sum"] = Field(default="mean", description="mhc boundary: how the streams become one")
+    rank: int = Field(default=0, description="gated_streams: inner width of the gate projection")
+    sources: int = Field(default=0, description="attention: how many sources the operator reads")
+    scale: float = Field(default=1.0, description="attention: factor of the scores")
+    weighted_keys: bool = Field(default=False, description="attention: the keys' RMS norm has a weight")
+    values: Literal["raw", "normed"] = Field(
+        default="raw", description="attention: what is mixed, the sources or their RMS norms"
+    )
+    opens_block: bool = Field(default=False, description="attention branch: its output becomes a source of its own")
 
     @model_validator(mode="after")
     def _exactly_what_the_scheme_uses(self) -> "ResidualMixAttributes":

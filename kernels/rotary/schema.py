@@ -20,28 +20,34 @@ YARN_ONLY = (
 
 
 class RotaryAttributes(Attributes):
-    """Rotates channels offset .. offset + rotary_dim - 1 of every head of `head_dim` channels; the rest pass through.
+    """Rotates channels `offset` .. offset + `rotary_dim` - 1 of every head of `head_dim` channels; the others stay.
 
     `float32_tables` keeps cos and sin in float32 for the product; otherwise they are cast to the activation dtype.
-    From `factor` on the attributes belong to `scaling: yarn` alone. `attention_factor` multiplies cos and sin; None
+    From `factor` on the attributes belong to `scaling: yarn` alone. `attention_factor` multiplies cos and sin; null
     infers it from `factor`, `mscale` and `mscale_all_dim` (0: not set) as transformers does.
     """
 
     head_dim: int = Field(ge=2)
     rotary_dim: int = Field(ge=2, multiple_of=2)
-    theta: float = Field(gt=1.0)
+    theta: float = Field(
+        gt=1.0, description="base of the frequencies: pair i turns by theta^(-2i / rotary_dim) a token"
+    )
     offset: int = Field(default=0, ge=0)
-    layout: Layout = "half"
+    layout: Layout = Field(
+        default="half",
+        description='which channels are a pair: i and i + rotary_dim / 2 ("half"), 2i and 2i + 1 ("interleaved"), or '
+        'those, handed on in the order of "half" ("interleaved_to_half")',
+    )
     float32_tables: bool = False
     scaling: Literal["none", "yarn"] = "none"
-    factor: float = Field(default=1.0, ge=1.0)
-    original_max_position_embeddings: int = Field(default=0, ge=0)
-    beta_fast: float = Field(default=32.0, gt=0.0)
-    beta_slow: float = Field(default=1.0, gt=0.0)
+    factor: float = Field(default=1.0, ge=1.0, description="how much longer the context is made")
+    original_max_position_embeddings: int = Field(default=0, ge=0, description="tokens of the context before scaling")
+    beta_fast: float = Field(default=32.0, gt=0.0, description="pairs that turn more often in that context are kept")
+    beta_slow: float = Field(default=1.0, gt=0.0, description="pairs that turn less often are slowed down by factor")
     attention_factor: float | None = None
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
-    truncate: bool = True
+    truncate: bool = Field(default=True, description="whether the bounds between these pairs are whole numbers")
 
     @model_validator(mode="after")
     def _consistent(self) -> "RotaryAttributes":

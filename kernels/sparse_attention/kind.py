@@ -3,7 +3,7 @@
 from day0.kernels.interface.kind import Implementation, Kind, Method
 from day0.kernels.sparse_attention.contract import TORCH, TORCH_ABSORBED, TRITON
 from day0.kernels.sparse_attention.cost import cost
-from day0.kernels.sparse_attention.schema import SparseAttentionAttributes, components, weights
+from day0.kernels.sparse_attention.schema import STATE, WEIGHTS, SparseAttentionAttributes, components, weights
 
 KIND = Kind(
     name="sparse_attention",
@@ -11,6 +11,8 @@ KIND = Kind(
     attributes=SparseAttentionAttributes,
     methods={"": Method(inputs=("q", "indices", "k_or_latent"), outputs=("y",), optional_inputs=("v_or_rope_key",))},
     weights=weights,
+    weights_shown=WEIGHTS,
+    state_shown=STATE,
     cost=cost,
     implementations=(
         Implementation("torch", "day0.kernels.sparse_attention.reference", TORCH),

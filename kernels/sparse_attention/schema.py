@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from day0.kernels.common.attention_memory import AttentionMemoryAttributes, components, weights
+from day0.kernels.common.attention_memory import STATE, WEIGHTS, AttentionMemoryAttributes, components, weights
 
-__all__ = ["SparseAttentionAttributes", "components", "weights"]
+__all__ = ["STATE", "WEIGHTS", "SparseAttentionAttributes", "components", "weights"]
 
 
 class SparseAttentionAttributes(AttentionMemoryAttributes):

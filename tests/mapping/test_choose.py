@@ -69,7 +69,7 @@ def test_every_refusal_names_its_contract_line(norm_with_a_fused_kernel):
     assert line.refusals == (
         "norm/fused.dim: 96 is no positive multiple of 64",
         "norm/fused.dtype: float32 not in {bfloat16}",
-        "norm/fused.triton: False not in {True}",
+        "norm/fused.triton: false not in {true}",
     )
     assert line.reason == "no fused kernel accepts it (it is written in Triton); the PyTorch reference stands in"
     line = choose(operator("n", "norm", NORM), target("h200", "float32"))[0]
