@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from day0 import pipeline
 from day0.artifacts.manifest import Manifest
 from day0.demo import model_path
 from day0.errors import Day0Error
@@ -302,7 +301,7 @@ def test_the_commit_of_a_hub_repo_is_remembered(tmp_path, monkeypatch):
         return repo
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "open_model", opened)
+    monkeypatch.setattr("day0.pipeline.open.open_model", opened)
     open_line("org/toy", RunOptions(revision="v1")).workspace.claim()
     again = open_line(None, RunOptions())
     assert asked == [("org/toy", "v1"), ("org/toy", "c0ffee")]

@@ -12,7 +12,7 @@ from tests.mapping.inventories import inventory, operator
 @pytest.fixture
 def without_recipe(tiny_repo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for module in ("day0.decompose.stage", "day0.pipeline"):
+    for module in ("day0.decompose.stage", "day0.pipeline.line"):
         monkeypatch.setattr(f"{module}.find_recipe", lambda config: None)
     return str(tiny_repo("qwen3_5"))
 

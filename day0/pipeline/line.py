@@ -1,11 +1,11 @@
-"""The whole line: each stage as a step on a workspace, and all of them in order. The only module importing stages."""
+"""Each stage as a step on a workspace, and all of them in order."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from day0.artifacts.alignment import Alignment, Gate
 from day0.artifacts.base import Provenance
@@ -13,48 +13,14 @@ from day0.artifacts.inventory import Inventory
 from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
 from day0.artifacts.provenance import file_hash, produced_by
-from day0.check.baseline import Baseline, Entry, store
-from day0.check.compare import Report, compare
-from day0.demo import model_path
 from day0.errors import Day0Error
 from day0.language.recipe import find_recipe, load_recipe, recipe_hash
+from day0.pipeline.options import RunOptions
 from day0.repo import ModelRepo
 from day0.repo.reference_source import find_reference_source
-from day0.repo.tokenizer import TOKENIZER, eos_ids
-from day0.workspace import PACKAGE, STAGES, ModelChanged, Stage, StageState, Workspace
+from day0.workspace import PACKAGE, STAGES, Stage, StageState, Workspace
 
-DEMO = "demo"
-Trust = Literal["sandboxed", "unsandboxed"]
-DType = Literal["float64", "float32", "bfloat16", "float16"]
 Say = Callable[[str], None]  # tells whoever waits what was reached
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What a user may choose, stage by stage. Each stage records its own part as flags.
-
-    `recipe`: a name or a file, instead of the one that matches the config. `trust`: how the repo's own code may run.
-    `require`: what decompose holds to: "proved" refuses operators that nothing but a recipe or a name vouches for.
-    `layers`: only the first layers. `dummy_weights`: random ones. `force`: overwrite edits of the package.
-    `greedy_tokens`, `texts`, `seed`: length of align's greedy continuations, further prompts, and the random ones.
-    `golden`: a recording to align with instead of the reference. `stream`: align one layer at a time.
-    """
-
-    recipe: str | None = None
-    trust: Trust | None = None
-    require: Literal["proved"] | None = None
-    trust_recipe: bool = False
-    device: str = "cpu"
-    dtype: DType | None = None
-    layers: int | None = None
-    dummy_weights: bool = False
-    force: bool = False
-    revision: str | None = None
-    greedy_tokens: int = 64
-    texts: tuple[str, ...] = ()
-    seed: int = 0
-    golden: Path | None = None
-    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,26 +41,6 @@ class PackageFolder:
     folder: Path
     files: dict[str, int]
     labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A greedy continuation. `text` is None for a model without a tokenizer."""
-
-    ids: list[int]
-    logprobs: list[float]
-    text: str | None
-    dtype: str
-    labels: tuple[str, ...]
-
-
-def open_model(source: str, *, revision: str | None = None) -> ModelRepo:
-    """A repo by folder, hub id, or the reserved name `demo`. Raises Day0Error."""
-    if source == DEMO:
-        repo = ModelRepo.open(model_path())
-        repo.name = DEMO
-        return repo
-    return ModelRepo.open(source, revision=revision)
 
 
 class Line:
@@ -357,7 +303,7 @@ class Line:
         from day0.align.stage import Options, run
 
         folder = self.workspace.folder
-        _refuse_without_weights(self.repo, folder / PACKAGE, "align")
+        refuse_without_weights(self.repo, folder / PACKAGE, "align")
         o = self.options
         options = Options(greedy_tokens=o.greedy_tokens, texts=o.texts, seed=o.seed, golden=o.golden, stream=o.stream)
         inventory = Inventory.read(folder)
@@ -379,36 +325,6 @@ class Line:
         return alignment.holds
 
 
-def open_line(source: str | None, options: RunOptions, folder: Path | None = None) -> Line:
-    """The line of a model, or, without one, of the workspace in `folder` or of the only one here.
-
-    Raises Day0Error: no such model or workspace, or a workspace of another model, or of other files of it.
-    """
-    line, changed = look_at_line(source, options, folder)
-    if changed is not None:
-        raise changed
-    return line
-
-
-def look_at_line(
-    source: str | None, options: RunOptions, folder: Path | None = None
-) -> tuple[Line, ModelChanged | None]:
-    """As `open_line`, only to look: a workspace of other files of the model is no error; the second value says so."""
-    if source is None:
-        found = Workspace.find(folder)
-        source, folder = found.source, found.folder
-        options = replace(options, revision=options.revision or found.revision)
-    repo = open_model(source, revision=options.revision)
-    recorded = DEMO if source == DEMO else repo.location
-    try:
-        workspace = Workspace.of_model(
-            repo.name, recorded, repo.hash, folder, revision=repo.revision, model_files=repo.file_hashes
-        )
-    except ModelChanged as changed:
-        return Line(repo, changed.workspace, options), changed
-    return Line(repo, workspace, options), None
-
-
 def _say_nothing(reached: str) -> None:
     pass
 
@@ -424,7 +340,7 @@ def _device_hash(device: str) -> str | None:
     return file_hash(path) if path.suffix in (".yaml", ".yml") and path.is_file() else None
 
 
-def _refuse_without_weights(repo: ModelRepo, package: Path, what: str) -> None:
+def refuse_without_weights(repo: ModelRepo, package: Path, what: str) -> None:
     """Raise Day0Error where `what` would read weights that the repo does not have."""
     if not repo.has_weights and not Manifest.read(package).dummy_weights:
         raise Day0Error(
@@ -435,71 +351,3 @@ def _refuse_without_weights(repo: ModelRepo, package: Path, what: str) -> None:
 
 def _asked_for(stage: Stage, start: Stage | None) -> bool:
     return start is not None and STAGES.index(stage) >= STAGES.index(start)
-
-
-def inventory_changes(line: Line, other: str) -> list[dict[str, Any]]:
-    """What differs from the workspace's inventory in `other`: another repo, or `@REV`, a revision of the same hub id.
-
-    The other model is taken apart in memory. Raises Day0Error as opening and decomposing it do.
-    """
-    from day0.decompose import diff
-
-    revision = other[1:] if other.startswith("@") else None
-    options = replace(line.options, revision=revision)
-    repo = open_model(line.workspace.source if revision else other, revision=revision)
-    changes = diff(Inventory.read(line.workspace.folder), Line(repo, line.workspace, options).inventory())
-    return [change.model_dump(mode="json") for change in changes]
-
-
-def sample(line: Line, ids: list[int], *, max_tokens: int, dtype: DType | None = None) -> Sample:
-    """Continue token ids greedily with the package.
-
-    Raises Day0Error: no package, ids outside the vocabulary, a tokenizer that does not load.
-    """
-    import torch
-
-    from day0.align.layer_by_layer import hollow_package
-    from day0.engine.package import load_package
-    from day0.engine.runner import Runner, check_prompt
-    from day0.engine.threads import threads_for
-
-    package = line.package()
-    _refuse_without_weights(line.repo, package.folder, "sample")
-    tokenizer = line.repo.tokenizer if TOKENIZER in line.repo.file_names else None
-    check_prompt(hollow_package(package.folder).layout(), ids, more=max_tokens)
-    stop = eos_ids(line.repo.generation_config, line.repo.config)
-    chosen = dtype or Plan.read(package.folder).dtype
-    model = load_package(package.folder, line.repo, dtype=getattr(torch, chosen))
-    runner = Runner(model, sequences=1, tokens=len(ids) + max_tokens)
-    with threads_for(sum(p.numel() for p in model.parameters())):
-        greedy = runner.greedy(ids, count=max_tokens, stop=stop)
-    text = tokenizer.decode(greedy.ids) if tokenizer is not None else None
-    labels = (*package.labels, *model.stand_in_labels())
-    return Sample(greedy.ids, greedy.logprobs, text, chosen, labels)
-
-
-def store_baseline(line: Line, path: Path) -> Entry:
-    """Store the workspace's alignment in a baseline file. Raises Day0Error when it does not hold or is stale."""
-    stale, what_to_do = _stale_alignment(line)
-    if stale:
-        raise Day0Error(f"align.json is out of date: {stale}", hint=what_to_do)
-    return store(Alignment.read(line.workspace.folder), path).entries[-1]
-
-
-def check(line: Line, path: Path) -> Report:
-    """Hold the workspace's alignment to a baseline file. Raises Day0Error when either is missing."""
-    stale, what_to_do = _stale_alignment(line)
-    alignment = Alignment.read(line.workspace.folder)
-    if not path.exists():
-        raise Day0Error(f"{path} does not exist", hint="store a baseline with `day0 check --store`")
-    return compare(alignment, Baseline.read(path.parent, path.name), stale=f"{stale}: {what_to_do}" if stale else "")
-
-
-def _stale_alignment(line: Line) -> tuple[str, str]:
-    """Why the alignment is out of date, and what to do; empty where it is not. Raises Day0Error where there is none."""
-    states = line.states_as_run()
-    line.refuse_missing(states)
-    first = next((state for state in states if state.state != "fresh"), None)
-    if first is None:
-        return "", ""
-    return (first.why if first.stage == "align" else f"{first.stage}: {first.why}"), line.run_again(states)
