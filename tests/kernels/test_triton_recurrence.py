@@ -214,6 +214,25 @@ def test_heads_cut_into_tiles_share_their_window_and_norm(name, dtype):
     assert relative_l2(outs[1], outs[0]) <= roundings
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", triton_decode.SPACE.configs, ids=str)
+def test_every_configuration_computes_the_same_under_load(config):
+    """Many programs at once, several times: what the last of them finishes, it finishes of what all have left."""
+    wide = dict(GDN, key_heads=4, value_heads=8, key_dim=128, value_dim=128)
+    p = Problem(wide, [1] * 96, [3] * 96, gate="silu").rounded(torch.bfloat16)
+    batch, shared = p.batch(phase="decode", device=DEVICE), scratch(p)
+    first, result = p.arguments(torch.bfloat16), p.output(torch.bfloat16)
+    launch(**first, **result, batch=batch, scratch=shared)
+    for _ in range(4):
+        again, other = p.arguments(torch.bfloat16, config), p.output(torch.bfloat16)
+        shared.outputs.fill_(float("nan"))
+        launch(**again, **other, batch=batch, scratch=shared)
+        assert not shared.tickets.any()
+        assert torch.equal(first["conv"].window.nan_to_num(), again["conv"].window.nan_to_num())
+        assert relative_l2(again["state"][p.slots], first["state"][p.slots]) <= 16 * torch.finfo(torch.float32).eps
+        assert relative_l2(other["out"], result["out"]) <= torch.finfo(torch.bfloat16).eps
+
+
 @pytest.mark.parametrize("attributes", [KDA, GDN], ids=["kda", "gdn"])
 @pytest.mark.parametrize("dtype", ON_BOTH)
 def test_verify_then_commit_is_decoding_the_accepted_tokens(attributes, dtype):
