@@ -219,6 +219,7 @@ def test_progress_says_why_a_stage_runs_and_what_it_reached(quick):
         said.append(text)
         yield said.append
 
+    assert quick().dry_run()[0] == ("decompose", "run", "no inventory.json yet")
     quick().run(progress=progress)
     assert said == [*(f"{stage} (no {ARTIFACTS[stage]} yet)" for stage in STAGES), "align: exactness: holds"]
     said.clear()

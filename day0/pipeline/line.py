@@ -134,7 +134,7 @@ class Line:
         planned: list[tuple[Stage, str, str]] = []
         for state in self.states():
             if state.state != "fresh":
-                planned.append((state.stage, "run", state.why))
+                planned.append((state.stage, "run", _why_run(state)))
             elif _asked_for(state.stage, start):
                 planned.append((state.stage, "run", "asked for"))
             else:
@@ -161,8 +161,7 @@ class Line:
                     reused.append(stage)
                     verdict = state.verdict
                 else:
-                    why = f"no {state.artifact} yet" if state.state == "missing" else state.why or "asked for"
-                    with progress(f"{stage} ({why})") as say:
+                    with progress(f"{stage} ({_why_run(state)})") as say:
                         verdict = self._run(stage, say)
                     ran.append(stage)
                 if verdict not in ("", "holds"):
@@ -347,6 +346,11 @@ def refuse_without_weights(repo: ModelRepo, package: Path, what: str) -> None:
             f"{what} needs weights, and {repo.source} holds none: decompose, map and generate go without",
             hint="add its .safetensors files, or make a package of random weights: day0 generate --dummy-weights",
         )
+
+
+def _why_run(state: StageState) -> str:
+    """Why a stage runs, for those who asked for it: an artifact that is not there yet is no error."""
+    return f"no {state.artifact} yet" if state.state == "missing" else state.why or "asked for"
 
 
 def _asked_for(stage: Stage, start: Stage | None) -> bool:
