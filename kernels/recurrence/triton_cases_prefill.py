@@ -9,7 +9,7 @@ from day0.kernels.recurrence.triton_cases import draw_ports, draw_weights
 _DELTA: dict[str, Any] = dict(
     key_heads=2, value_heads=2, key_dim=64, value_dim=64, delta_rule=True, beta="sigmoid", qk_norm="l2"
 )
-KDA = _DELTA | dict(decay="per_channel", decay_form="bounded_sigmoid")
+KDA = _DELTA | dict(decay="per_channel", decay_form="bounded_sigmoid", key_dim=32)
 GDN = _DELTA | dict(decay="per_head", key_heads=1)
 MAMBA2: dict[str, Any] = dict(
     key_heads=1, value_heads=3, key_dim=64, value_dim=32, delta_rule=False, decay="per_head", decay_form="time_step",
