@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def run(
     Raises Day0Error: no recipe, or another than the inventory's; an operator that nothing computes; a tensor missing,
     unclaimed or mis-shaped; more layers than there are; a user's edit in the way.
     """
-    recipe = _recipe(inventory)
-    _refuse_unknown_operators(inventory, plan)
+    at = f"-w {shlex.quote(str(workspace))}"
+    recipe = _recipe(inventory, at)
+    _refuse_unknown_operators(inventory, plan, at)
     _refuse_broken_weights(inventory, options)
     whole = apply_recipe(recipe, repo.config, repo.tensors)
     program = _first_layers(whole, inventory.model, recipe, repo, options.layers)
@@ -92,29 +94,32 @@ def _first_layers(whole: Program, model: str, recipe: Recipe, repo: ModelRepo, l
     return apply_recipe(recipe, repo.config, repo.tensors, layers=layers)
 
 
-def _recipe(inventory: Inventory) -> Recipe:
-    """The recipe that the inventory was made with. Raises Day0Error when there is none, or it changed since."""
+def _recipe(inventory: Inventory, at: str) -> Recipe:
+    """The recipe that the inventory was made with. `at`: the workspace, as options of a command.
+
+    Raises Day0Error when there is none, or it changed since.
+    """
     flags = inventory.produced_by.flags
     name = flags.get("recipe") or inventory.recipe
     if not name:
         raise Day0Error(
             f"no recipe covers {inventory.model}",
-            hint=f"write one (docs/adding-a-family.md), then `day0 decompose {inventory.source} --recipe FILE`",
+            hint=f"write one (docs/adding-a-family.md), then `day0 decompose {at} --recipe FILE`",
         )
     recipe = load_recipe(str(name))
     recorded = flags.get("recipe_hash")
     if recorded is not None and recorded != recipe_hash(recipe):
-        raise Day0Error(f"recipe {name} changed since the inventory was made", hint="run `day0 decompose` again")
+        raise Day0Error(f"recipe {name} changed since the inventory was made", hint=f"run `day0 decompose {at}` again")
     return recipe
 
 
-def _refuse_unknown_operators(inventory: Inventory, plan: Plan) -> None:
+def _refuse_unknown_operators(inventory: Inventory, plan: Plan, at: str) -> None:
     unknown = list(dict.fromkeys(line.operator for line in plan.lines if line.implementation == NOTHING))
     if unknown:
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
         raise Day0Error(
             f"nothing computes {', '.join(unknown[:6])}{more} of {inventory.model}: tier {plan.tier} cannot be run yet",
-            hint="write the kind (docs/adding-a-kind.md), then day0 map again",
+            hint=f"write the kind (docs/adding-a-kind.md), then `day0 map {at}` again",
         )
 
 

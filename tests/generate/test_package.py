@@ -120,8 +120,9 @@ def test_broken_weight_maps_are_refused(generate, tmp_path, audit, words, hint):
 
 def test_without_a_recipe_there_is_no_package(repo, tmp_path):
     inventory = toy.inventory().model_copy(update={"recipe": ""})
-    with pytest.raises(Day0Error, match="no recipe covers toy"):
+    with pytest.raises(Day0Error, match="no recipe covers toy") as caught:
         run(repo, inventory, toy.plan(), tmp_path / "ws", Options(), MADE_BY)
+    assert f"`day0 decompose -w {tmp_path / 'ws'} --recipe FILE`" in caught.value.hint
 
 
 def test_the_recipe_is_the_inventorys_and_unchanged(repo, tmp_path):
