@@ -121,6 +121,15 @@ def test_run_says_why_it_stopped(line, capsys):
     assert ran.json["why"] == [reason] and ran.json["stopped_at"] == "decompose"
 
 
+@pytest.mark.parametrize("verdict", ["does not hold", "inconclusive"])
+def test_run_says_which_gate_of_align_stopped_it(aligned, capsys, verdict):
+    aligned(holds=verdict, gate=verdict)
+    ran = day0(capsys, "run", "demo", "-q")
+    assert ran.code == (1 if verdict == "does not hold" else 3)
+    assert f"warning: align {verdict}: exactness: by hand\n" in ran.err
+    assert day0(capsys, "run", "demo", "--json").json["why"] == ["exactness: by hand"]
+
+
 def test_a_stage_by_itself_does_not_pass_over_a_gate_that_does_not_hold(line, capsys):
     reason = not_holding(line)
     mapped = day0(capsys, "map", "demo", "-q")
