@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from day0.cli.common import DeviceOption, Model, WorkspaceOption, command, warn_before
-from day0.cli.output import Output, amount
+from day0.cli.output import Output
 
 
 @command
@@ -38,6 +38,8 @@ def map_(
 
 def show(out: Output, plan: Any) -> None:
     """The chosen kernels, tier, fusion, switches and memory."""
+    from day0.cli.summary import memory_lines
+
     out.table(_rows(plan), title=f"{plan.model} on {plan.device['name']} in {plan.dtype}: tier {plan.tier}")
     out.line(f"tier {plan.tier}: {plan.tier_reason}")
     for refusal in dict.fromkeys(r for line in plan.lines for r in line.refusals):
@@ -47,17 +49,8 @@ def show(out: Output, plan: Any) -> None:
         out.line(f"fusion: {' + '.join(group.operators)}: {group.reason} ({by})")
     for switch in plan.switches:
         out.line(f"dense path: {switch.operator} while {switch.dense_while}: {switch.reason}")
-    memory = plan.memory
-    fits = "fits" if memory.fits else "does not fit"
-    out.line(
-        f"memory: {fits}; weights {amount(memory.weights_bytes)}B, {amount(memory.kv_bytes_per_token)}B a token, "
-        f"{amount(memory.state_bytes_per_sequence)}B a sequence, workspace {amount(memory.workspace_bytes)}B, "
-        f"of {amount(memory.device_bytes)}B"
-    )
-    longest = "unbounded" if memory.longest_context is None else f"{memory.longest_context} tokens"
-    counts = ", ".join(f"{count} of {context}" for context, count in memory.sequences_at.items())
-    out.line(f"longest context: {longest}; sequences that fit: {counts}")
-    out.line(f"how: {memory.formula}")
+    for text in memory_lines(plan.memory):
+        out.line(text)
     for warning in plan.warnings:
         out.warn(warning)
 

@@ -26,6 +26,14 @@ def test_without_a_recipe_the_verdict_is_inconclusive_and_every_tensor_is_shown(
     assert day0(capsys, "status", "-w", "x.day0", "--json").json["stages"][0]["verdict"] == "inconclusive"
 
 
+def test_a_plan_without_a_recipe_forecasts_the_weights_only(without_recipe, capsys):
+    day0(capsys, "decompose", without_recipe, "-w", "x.day0")
+    ran = day0(capsys, "map", "-w", "x.day0")
+    assert ran.code == 0 and "memory: the weights fit; weights " in ran.out and "is not known\n" in ran.out
+    assert "sequences that fit" not in ran.out and "yes" not in ran.out  # no fallback where nothing computes
+    assert ran.err == "warning: no recipe says how the operators are joined: day0 cannot run it yet\n"
+
+
 def test_verbose_shows_the_tensors_of_all_layers(without_recipe, capsys):
     ran = day0(capsys, "decompose", without_recipe, "-w", "x.day0", "-v")
     rows = [line.split()[0] for line in ran.out.splitlines() if line.strip().startswith("model.layers.")]
