@@ -6,7 +6,6 @@ import torch
 
 from day0.kernels.common.triton_attention_bench import Shape, prepare
 from day0.kernels.common.triton_bench import Bench
-from day0.kernels.sparse_attention.triton_bench_chained import BENCHES as CHAINED
 
 
 def _latent(
@@ -38,5 +37,4 @@ BENCHES = (
     _bench("latent B32 K2048 H64 float8", _latent(32, torch.float8_e4m3fn), "1.5 of bf16 where bytes dominate"),
     _bench("latent prefill B1 T4096 K2048 H64", _latent(1, tokens=4096, context=4096)),
     _bench("latent verify B8 T4 K2048 H64", _latent(8, tokens=4)),
-    *CHAINED,
 )
