@@ -13,6 +13,7 @@ from day0.artifacts.inventory import Inventory
 from day0.artifacts.manifest import Manifest
 from day0.artifacts.plan import Plan
 from day0.artifacts.provenance import file_hash, produced_by
+from day0.artifacts.regular import regular
 from day0.errors import Day0Error
 from day0.language.recipe import find_recipe, load_recipe, recipe_hash
 from day0.pipeline.options import RunOptions
@@ -112,7 +113,7 @@ class Line:
         """Raise Day0Error where a stage never ran."""
         for state in states:
             if state.state == "missing":
-                missing = self.workspace.path(state.stage)
+                missing = regular(self.workspace.path(state.stage))
                 raise Day0Error(f"{missing} does not exist", hint=f"{self.run_again(states)} first")
 
     def run_again(self, states: Sequence[StageState]) -> str:

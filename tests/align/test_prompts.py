@@ -34,7 +34,7 @@ def test_a_users_texts_are_prompts_whole_or_refused():
     given = given_prompts(demo, ["The river had risen", "and"], max_positions=count + 4, room=4)
     assert [(p.name, p.note) for p in given] == [("text 1", "text"), ("text 2", "text")]
     assert [len(p.ids) for p in given] == [count, 1]
-    with pytest.raises(Day0Error, match=f"text 2 has {count} tokens: with 5 greedy tokens too long") as told:
+    with pytest.raises(Day0Error, match=f"text 2 has {count} tokens: with 5 more it is too long") as told:
         given_prompts(demo, ["and", "The river had risen"], max_positions=count + 4, room=5)
     assert "--greedy-tokens" in told.value.hint
     with pytest.raises(Day0Error, match="'' has no tokens"):

@@ -8,6 +8,7 @@ import pytest
 
 from day0.demo import model_path
 from day0.errors import Day0Error
+from day0.mapping.device import load_device
 from day0.pipeline import RunOptions, open_line
 from tests.cli.run_day0 import day0
 
@@ -39,12 +40,16 @@ def here(tmp_path, monkeypatch):
     [
         ("decompose", "toy", "--recipe", "pipe.yaml"),
         ("recipes", "show", "pipe.yaml"),
-        ("map", "toy", "--device", "pipe.yaml"),
     ],
 )
 def test_a_pipe_named_as_a_file_is_refused(here, capsys, arguments):
     ran = day0(capsys, *arguments)
-    assert ran.code == 2 and "error: pipe.yaml is no regular file\n" in ran.err
+    assert ran.code == 2 and "pipe.yaml is no regular file\n" in ran.err
+
+
+def test_a_device_file_that_is_a_pipe_is_refused(here):
+    with pytest.raises(Day0Error, match="pipe.yaml is no regular file"):
+        load_device("pipe.yaml")
 
 
 def test_a_recording_that_is_a_pipe_is_refused(here):
