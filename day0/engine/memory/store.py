@@ -56,6 +56,7 @@ class Store:
         self._states = [c for c in layout.components if c.role == "per_sequence"]
         self.index = PrefixIndex(self.pages, self.slots, stateful=bool(self._states)) if reuse else None
         self._open: set[Place] = set()
+        self._saved: set[int] = set()
 
     def open(self, tokens: Sequence[int], namespace: bytes = b"") -> tuple[Place, int]:
         """A place for a sequence that begins with `tokens`, filled as far as memory knows them; and the junction of
@@ -128,9 +129,24 @@ class Store:
             pool = self.memory[component.name]
             pool[target].copy_(pool[source])
 
-    def take_scratch_slot(self) -> int:
-        """A slot for a state to go back to; `slots.give_back` ends it. Raises PoolEmpty."""
-        return self._take_slot()
+    def save_state(self, place: Place) -> int:
+        """A copy of the sequence's state to go back to; ended by `restore_state` or `drop_state`. Raises PoolEmpty."""
+        slot = self._take_slot()
+        self.copy_state(place.slot, slot)
+        self._saved.add(slot)
+        return slot
+
+    def restore_state(self, place: Place, saved: int) -> None:
+        """Back to the copy, which becomes the sequence's state itself."""
+        self._saved.remove(saved)
+        self.slots.give_back(place.slot)
+        place.slot = saved
+
+    def drop_state(self, saved: int | None) -> None:
+        """The copy is not needed after all."""
+        if saved is not None:
+            self._saved.remove(saved)
+            self.slots.give_back(saved)
 
     def check(self) -> None:
         """Raise ValueError when a page or slot is leaked, held twice by mistake, or free while in use."""
@@ -139,6 +155,8 @@ class Store:
             for page in place.pages:
                 pages[page] = pages.get(page, 0) + 1
             slots[place.slot] = slots.get(place.slot, 0) + 1
+        for slot in self._saved:
+            slots[slot] = slots.get(slot, 0) + 1
         self.pages.check(pages)
         self.slots.check(slots)
 

@@ -1,0 +1,214 @@
+"""Which sequences take part in a step: admission, chunks of prompts, and who makes room when memory is short."""
+
+import heapq
+from dataclasses import dataclass, field
+
+from day0.artifacts.layout import PAGE_TOKENS
+from day0.engine.memory.pool import PoolEmpty
+from day0.engine.memory.store import Place, Store
+from day0.engine.request import Request
+from day0.errors import Day0Error
+
+# Steps by which one priority level comes before the next: a request of a lower one waits no longer than these.
+AGING_STEPS = 512
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request that has memory: `tokens` are prompt and output, of which `place.length` are in it."""
+
+    request: Request
+    tokens: list[int]
+    place: Place
+    junction: int  # where other prompts were seen to part from this one
+    decodes: bool = False  # its prompt is in memory, its last tokens were drawn since
+
+    @property
+    def ahead(self) -> int:
+        """Tokens not in memory yet: of a sequence that decodes the last one drawn, and those to replay after drafts
+        were rejected."""
+        return len(self.tokens) - self.place.length
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to run: sequences that decode, and chunks of others with the position each goes up to."""
+
+    decoding: list[Sequence] = field(default_factory=list)
+    prefilling: list[tuple[Sequence, int]] = field(default_factory=list)
+
+
+@dataclass(order=True)
+class _Waiting:
+    rank: int
+    number: int
+    request: Request = field(compare=False)
+
+
+class Scheduler:
+    """Requests in the order of arrival, moved by AGING_STEPS for each priority level, which no waiting changes.
+
+    Progress: the first in that order is never preempted, and whatever it needs is taken from the prefix index and then
+    from the last ones; a request that would not fit alone is refused by `add`. So the first one ends, and the next one
+    becomes first. `step_tokens` are the most tokens of a step; prompts always get a page of them.
+    """
+
+    def __init__(self, store: Store, *, max_running: int, step_tokens: int) -> None:
+        if max_running < 1 or step_tokens < PAGE_TOKENS:
+            raise Day0Error(
+                f"{max_running} running sequences and {step_tokens} tokens a step",
+                hint=f"give at least one sequence and {PAGE_TOKENS} tokens",
+            )
+        self._store = store
+        self._max_running = min(max_running, store.slots.count - store.slots.reserved)
+        self._step_tokens = step_tokens
+        self._waiting: list[_Waiting] = []
+        self._ranks: dict[Request, tuple[int, int]] = {}
+        self.running: list[Sequence] = []
+        self._steps = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises Day0Error when it could never run here."""
+        most = len(request.prompt) + request.sampling.max_tokens
+        layout = self._store.layout
+        if not request.prompt:
+            raise Day0Error("the prompt has no tokens", hint="give at least one")
+        wrong = [t for t in request.prompt if not 0 <= t < layout.vocab_size]
+        if wrong:
+            raise Day0Error(
+                f"token id {wrong[0]} is outside the vocabulary of {layout.vocab_size}",
+                hint="check the tokenizer against the model",
+            )
+        room = (self._store.pages.count - self._store.pages.reserved) * PAGE_TOKENS
+        if layout.max_positions is not None:
+            room = min(room, layout.max_positions)
+        if most > room:
+            raise Day0Error(
+                f"{len(request.prompt)} prompt tokens and {request.sampling.max_tokens} new ones are more than {room}",
+                hint="shorten the prompt, ask for fewer tokens, or serve with more memory",
+            )
+        rank = self._steps + request.priority * AGING_STEPS
+        self._ranks[request] = (rank, request.number)
+        heapq.heappush(self._waiting, _Waiting(rank, request.number, request))
+
+    def next(self) -> Step:
+        """The next step's work; pages for all of it are there. Cancelled requests are ended before."""
+        self._steps += 1
+        self._end_cancelled()
+        self._admit()
+        step = Step()
+        for sequence in sorted(self.running, key=self._rank):
+            # Those not in `running` any more made room for one before them.
+            if sequence.decodes and sequence in self.running and self._room_for(sequence, len(sequence.tokens)):
+                step.decoding.append(sequence)
+        budget = max(self._step_tokens - sum(s.ahead for s in step.decoding), PAGE_TOKENS)
+        for sequence in sorted((s for s in self.running if not s.decodes), key=self._rank):
+            end = self._chunk_end(sequence, budget)
+            if end > sequence.place.length:
+                step.prefilling.append((sequence, end))
+                budget -= end - sequence.place.length
+        return step
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence's memory is given back."""
+        self._store.close(sequence.place)
+        self.running.remove(sequence)
+        del self._ranks[sequence.request]
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Pages for a draft, where they cost nobody anything but the prefix index."""
+        try:
+            self._store.grow(sequence.place, tokens)
+        except PoolEmpty:
+            return False
+        return True
+
+    def _rank(self, sequence: Sequence) -> tuple[int, int]:
+        return self._ranks[sequence.request]
+
+    def _end_cancelled(self) -> None:
+        for sequence in [s for s in self.running if s.request.cancelled]:
+            sequence.request.finished = "cancelled"
+            self.end(sequence)
+        cancelled = [w for w in self._waiting if w.request.cancelled]
+        if cancelled:
+            for waiting in cancelled:
+                waiting.request.finished = "cancelled"
+                del self._ranks[waiting.request]
+            self._waiting = [w for w in self._waiting if not w.request.cancelled]
+            heapq.heapify(self._waiting)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            request = self._waiting[0].request
+            if len(self.running) >= self._max_running and not self._preempt_after(self._ranks[request]):
+                return
+            sequence = self._open(request)
+            while sequence is None:
+                if not self._preempt_after(self._ranks[request]):
+                    return
+                sequence = self._open(request)
+            heapq.heappop(self._waiting)
+            self.running.append(sequence)
+
+    def _open(self, request: Request) -> Sequence | None:
+        """Memory for all of its tokens and one page for each sequence that runs, so that they do not fall over each
+        other at once; or None."""
+        tokens = request.tokens
+        try:
+            place, junction = self._store.open(tokens, request.namespace)
+        except PoolEmpty:
+            return None
+        try:
+            self._store.grow(place, len(tokens))
+            if self.running and not self._can_spare(len(self.running)):
+                raise PoolEmpty("running sequences would be short of pages", hint="wait")
+        except PoolEmpty:
+            self._store.close(place)
+            return None
+        if not request.drawn and not request.preemptions:
+            request.reused = place.reused
+        return Sequence(request, tokens, place, junction)
+
+    def _can_spare(self, pages: int) -> bool:
+        while self._store.pages.free < pages:
+            if self._store.index is None or not self._store.index.free_page():
+                return False
+        return True
+
+    def _room_for(self, sequence: Sequence, tokens: int) -> bool:
+        """Pages for it, if need be from those behind it; False when it had to make room itself."""
+        while not self.grow(sequence, tokens):
+            if not self._preempt_after(self._rank(sequence)):
+                self._preempt(sequence)
+                return False
+        return True
+
+    def _preempt_after(self, rank: tuple[int, int]) -> bool:
+        """Take the memory of the last sequence, if it comes after `rank`."""
+        last = max(self.running, key=self._rank, default=None)
+        if last is None or self._rank(last) <= rank:
+            return False
+        self._preempt(last)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back into the queue. What is in memory goes to the prefix index, to be found again if it is not needed."""
+        request, place = sequence.request, sequence.place
+        self._store.keep(place, sequence.tokens[: place.length], request.namespace)
+        self._store.close(place)
+        self.running.remove(sequence)
+        request.preemptions += 1
+        rank, number = self._ranks[request]
+        heapq.heappush(self._waiting, _Waiting(rank, number, request))
+
+    def _chunk_end(self, sequence: Sequence, budget: int) -> int:
+        """Up to the junction or the end, or as many whole pages as fit; its start where none does."""
+        start, end = sequence.place.length, len(sequence.tokens)
+        if start < sequence.junction < end:
+            end = sequence.junction
+        return end if end - start <= budget else max((start + budget) // PAGE_TOKENS * PAGE_TOKENS, start)
