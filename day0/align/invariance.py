@@ -13,7 +13,7 @@ from day0.align.exactness import BOUND
 from day0.artifacts.alignment import Checksum, InvarianceCell
 from day0.engine.runner import Runner
 from day0.engine.runner import Sequence as Running
-from day0.kernels.interface.batch import PAGE_TOKENS
+from day0.engine.state import State, state_of
 from day0.kernels.interface.package import Package
 from day0.reference.match import error
 
@@ -23,7 +23,6 @@ _ODD_CHUNKS = (5, 1, 31, 2, 17)
 _DECODED = 19
 _SHORT = 37  # tokens run in chunks of 1, 2 and 3: enough for every state and more than any window
 
-State = dict[str, Tensor]
 Outcome = tuple[Tensor, State]
 
 
@@ -47,25 +46,6 @@ def check_invariance(
     return found, checksums(plain[len(ids)][1])
 
 
-def state_of(runner: Runner, sequence: Running) -> State:
-    """What each component holds for a sequence: [entries, ...] of the complete entries of a paged one, [...] of a slot.
-
-    The last, incomplete entry of a component with several tokens per entry is left out: it holds what its operator
-    needs to complete it, in no promised form.
-    """
-    state = {}
-    for component in runner.layout.components:
-        pool = runner.memory[component.name]
-        if component.role == "per_sequence":
-            state[component.name] = pool[sequence.slot].clone()
-            continue
-        each = PAGE_TOKENS // component.tokens_per_entry
-        entry = torch.arange(sequence.length // component.tokens_per_entry)
-        rows = torch.tensor(sequence.pages)[entry // each] * each + entry % each
-        state[component.name] = pool[rows].clone()
-    return state
-
-
 def checksums(state: State) -> list[Checksum]:
     """Norm and projection on a fixed random vector of each component."""
     return [Checksum(component=name, norm=norm, projection=product) for name, norm, product in _sums(state)]
@@ -79,10 +59,14 @@ def _sums(state: State) -> Iterator[tuple[str, float, float]]:
         yield name, float(flat.norm()), float(flat @ direction)
 
 
+def _state(runner: Runner, sequence: Running) -> State:
+    return state_of(runner.layout, runner.memory, slot=sequence.slot, pages=sequence.pages, length=sequence.length)
+
+
 def _alone(package: Package, ids: list[int], chunks: list[int]) -> Outcome:
     runner = Runner(package, sequences=2, tokens=len(ids), poison=True)
     sequence, logits = runner.prefill(ids, chunks=chunks)
-    return logits, state_of(runner, sequence)
+    return logits, _state(runner, sequence)
 
 
 def _chunked(package: Package, sizes: list[int]) -> Callable[[list[int]], Outcome]:
@@ -93,7 +77,7 @@ def _decoded(package: Package, ids: list[int]) -> Outcome:
     runner = Runner(package, sequences=2, tokens=len(ids), poison=True)
     sequence, logits = runner.prefill(ids[:-_DECODED])
     rows = [logits, *(runner.step([sequence], [[token]], "decode") for token in ids[-_DECODED:])]
-    return torch.cat(rows), state_of(runner, sequence)
+    return torch.cat(rows), _state(runner, sequence)
 
 
 def _packed(package: Package, ids: list[int], others: list[list[int]], sizes: list[int]) -> Outcome:
@@ -112,7 +96,7 @@ def _packed(package: Package, ids: list[int], others: list[list[int]], sizes: li
         for i, part in zip(active, logits.split([len(piece) for piece in pieces]), strict=True):
             rows += [part] if i == own else []
         turn += 1
-    return torch.cat(rows), state_of(runner, running[own])
+    return torch.cat(rows), _state(runner, running[own])
 
 
 def _reused(package: Package, ids: list[int], other: list[int]) -> Outcome:
@@ -121,7 +105,7 @@ def _reused(package: Package, ids: list[int], other: list[int]) -> Outcome:
     before, _ = runner.prefill(other)
     runner.close(before)
     sequence, logits = runner.prefill(ids)
-    return logits, state_of(runner, sequence)
+    return logits, _state(runner, sequence)
 
 
 def _cell(name: str, outcome: Outcome, plain: Outcome, bound: float) -> InvarianceCell:

@@ -130,6 +130,23 @@ class InvarianceCell(Record):
     verdict: Verdict
 
 
+class MatrixCell(Record):
+    """One meeting of the engine's features, against the plain run of the same prompt.
+
+    `worst_ratio`: the largest of a state component's error against float64 over what is allowed. `bit_exact`: whether
+    the state is that of the same steps alone, where these have the same shapes.
+    """
+
+    cell: dict[str, str]
+    name: str
+    tokens_equal: bool
+    bit_exact: bool | None = None
+    worst_state: str = ""
+    worst_ratio: Figure
+    verdict: Verdict
+    detail: str = ""
+
+
 class Checksum(Record):
     """A state component's content after a prompt: its L2 norm and its product with a fixed random vector."""
 

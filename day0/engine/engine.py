@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,18 @@ class Counts:
     preemptions: int = 0
 
 
+class Observer(Protocol):
+    """Is told what runs, to check it."""
+
+    def ran(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens start .. end - 1 of a sequence went through one forward, and stay in memory."""
+        ...
+
+    def ends(self, sequence: Sequence) -> None:
+        """The sequence is over; its memory is still its own."""
+        ...
+
+
 class Engine:
     """Runs requests to their end, `step` by step. `drafter` proposes tokens that one forward verifies: what comes out
     is what comes out without it, token for token, since each token is drawn from its own logits, seed and position.
@@ -55,11 +67,14 @@ class Engine:
         step_tokens: int,
         drafter: Drafter | None = None,
         draft_tokens: int = 4,
+        chunk_sizes: tuple[int, ...] = (),
+        observer: Observer | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self._forward = forward
         self.store = store
-        self.scheduler = Scheduler(store, max_running=max_running, step_tokens=step_tokens)
+        self.scheduler = Scheduler(store, max_running=max_running, step_tokens=step_tokens, chunk_sizes=chunk_sizes)
+        self._observer = observer
         self._drafter = drafter
         self._draft_tokens = draft_tokens
         self._device = device
@@ -100,8 +115,7 @@ class Engine:
         rows = self._logits([(s, s.tokens[s.place.length : end]) for s, end in work], "prefill")
         for (sequence, end), logits in zip(work, rows, strict=True):
             place, request = sequence.place, sequence.request
-            self.counts.computed_tokens += end - place.length
-            place.length = end
+            self._moved(sequence, end)
             if not self._sound(sequence, logits[-1:]):
                 continue
             if end in (len(request.prompt), sequence.junction) or grid(end):
@@ -113,8 +127,7 @@ class Engine:
     def _decode(self, sequences: list[Sequence]) -> None:
         rows = self._logits([(s, s.tokens[-1:]) for s in sequences], "decode")
         for sequence, logits in zip(sequences, rows, strict=True):
-            sequence.place.length += 1
-            self.counts.computed_tokens += 1
+            self._moved(sequence, sequence.place.length + 1)
             if self._sound(sequence, logits):
                 self._append(sequence, [draw(logits[-1], sequence.request, sequence.request.output)])
 
@@ -145,7 +158,6 @@ class Engine:
         for (sequence, drafts), logits, slot in zip(work, rows, saved, strict=True):
             place, request = sequence.place, sequence.request
             known = sequence.ahead
-            self.counts.computed_tokens += known + len(drafts)
             if not self._sound(sequence, logits, slot):
                 continue
             drawn: list[Drawn] = []
@@ -166,7 +178,7 @@ class Engine:
                 # The accepted tokens stay ahead of the state that comes back.
                 self.store.restore_state(place, slot)
             else:
-                place.length += known + accepted
+                self._moved(sequence, place.length + known + accepted)
                 self.store.drop_state(slot)
             self._append(sequence, drawn)
 
@@ -183,6 +195,13 @@ class Engine:
         )
         logits = self._forward(batch, self.store.memory)
         return torch.split(logits, [len(tokens) for _, tokens in work])
+
+    def _moved(self, sequence: Sequence, end: int) -> None:
+        """The tokens up to `end` are in memory."""
+        start, sequence.place.length = sequence.place.length, end
+        self.counts.computed_tokens += end - start
+        if self._observer is not None:
+            self._observer.ran(sequence, start, end)
 
     def _sound(self, sequence: Sequence, logits: Tensor, saved: int | None = None) -> bool:
         """End a sequence whose logits are not numbers, without a trace in the prefix index."""
@@ -209,6 +228,8 @@ class Engine:
                 break
         if request.finished is None:
             return
+        if self._observer is not None:
+            self._observer.ends(sequence)
         # Not where a stop token was among accepted drafts: the state has gone past it.
         if sequence.place.length <= len(sequence.tokens):
             self.store.keep(sequence.place, sequence.tokens[: sequence.place.length], request.namespace)

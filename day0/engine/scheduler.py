@@ -22,6 +22,7 @@ class Sequence:
     place: Place
     junction: int  # where other prompts were seen to part from this one
     decodes: bool = False  # its prompt is in memory, its last tokens were drawn since
+    chunks: int = 0  # steps that its prompt took so far
 
     @property
     def ahead(self) -> int:
@@ -50,10 +51,11 @@ class Scheduler:
 
     Progress: the first in that order is never preempted, and whatever it needs is taken from the prefix index and then
     from the last ones; a request that would not fit alone is refused by `add`. So the first one ends, and the next one
-    becomes first. `step_tokens` are the most tokens of a step; prompts always get a page of them.
+    becomes first. `step_tokens` are the most tokens of a step; prompts always get a page of them. With `chunk_sizes` a
+    prompt goes in steps of these sizes instead, the last one again and again: odd ones for tests.
     """
 
-    def __init__(self, store: Store, *, max_running: int, step_tokens: int) -> None:
+    def __init__(self, store: Store, *, max_running: int, step_tokens: int, chunk_sizes: tuple[int, ...] = ()) -> None:
         if max_running < 1 or step_tokens < PAGE_TOKENS:
             raise Day0Error(
                 f"{max_running} running sequences and {step_tokens} tokens a step",
@@ -62,6 +64,7 @@ class Scheduler:
         self._store = store
         self._max_running = min(max_running, store.slots.count - store.slots.reserved)
         self._step_tokens = step_tokens
+        self._chunk_sizes = chunk_sizes
         self._waiting: list[_Waiting] = []
         self._ranks: dict[Request, tuple[int, int]] = {}
         self.running: list[Sequence] = []
@@ -110,6 +113,7 @@ class Scheduler:
             end = self._chunk_end(sequence, budget)
             if end > sequence.place.length:
                 step.prefilling.append((sequence, end))
+                sequence.chunks += 1
                 budget -= end - sequence.place.length
         return step
 
@@ -118,6 +122,16 @@ class Scheduler:
         self._store.close(sequence.place)
         self.running.remove(sequence)
         del self._ranks[sequence.request]
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back into the queue. What is in memory goes to the prefix index, to be found again if it is not needed."""
+        request, place = sequence.request, sequence.place
+        self._store.keep(place, sequence.tokens[: place.length], request.namespace)
+        self._store.close(place)
+        self.running.remove(sequence)
+        request.preemptions += 1
+        rank, number = self._ranks[request]
+        heapq.heappush(self._waiting, _Waiting(rank, number, request))
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Pages for a draft, where they cost nobody anything but the prefix index."""
@@ -184,7 +198,7 @@ class Scheduler:
         """Pages for it, if need be from those behind it; False when it had to make room itself."""
         while not self.grow(sequence, tokens):
             if not self._preempt_after(self._rank(sequence)):
-                self._preempt(sequence)
+                self.preempt(sequence)
                 return False
         return True
 
@@ -193,22 +207,14 @@ class Scheduler:
         last = max(self.running, key=self._rank, default=None)
         if last is None or self._rank(last) <= rank:
             return False
-        self._preempt(last)
+        self.preempt(last)
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back into the queue. What is in memory goes to the prefix index, to be found again if it is not needed."""
-        request, place = sequence.request, sequence.place
-        self._store.keep(place, sequence.tokens[: place.length], request.namespace)
-        self._store.close(place)
-        self.running.remove(sequence)
-        request.preemptions += 1
-        rank, number = self._ranks[request]
-        heapq.heappush(self._waiting, _Waiting(rank, number, request))
 
     def _chunk_end(self, sequence: Sequence, budget: int) -> int:
         """Up to the junction or the end, or as many whole pages as fit; its start where none does."""
         start, end = sequence.place.length, len(sequence.tokens)
         if start < sequence.junction < end:
             end = sequence.junction
+        if self._chunk_sizes:
+            return min(end, start + self._chunk_sizes[min(sequence.chunks, len(self._chunk_sizes) - 1)])
         return end if end - start <= budget else max((start + budget) // PAGE_TOKENS * PAGE_TOKENS, start)
