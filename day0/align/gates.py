@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from day0.align.exactness import Exactness
 from day0.align.precision import Precision
-from day0.artifacts.alignment import Gate, GreedyCell, InvarianceCell, Row, SelfCheck, Verdict
+from day0.artifacts.alignment import Gate, GreedyCell, InvarianceCell, MatrixCell, Row, SelfCheck, Verdict
 
 _MOST_FAILING_ROWS = 200
 
@@ -89,6 +89,15 @@ def invariance_gate(name: str, cells: Sequence[InvarianceCell]) -> Gate:
         detail = f"{', '.join(cell.name for cell in failing)}: worst state {failing[0].worst_state or 'none'}"
     worst = max((max(cell.error, cell.state_error) / cell.bound for cell in cells), default=None)
     return _gate(name, [cell.verdict for cell in cells], detail, worst)
+
+
+def matrix_gate(name: str, cells: Sequence[MatrixCell]) -> Gate:
+    failing = [cell for cell in cells if cell.verdict != "holds"]
+    exact = sum(cell.bit_exact is True for cell in cells)
+    detail = f"{len(cells)} meetings of the engine's features, tokens and state; {exact} of them bit-exact"
+    if failing:
+        detail = f"{len(failing)} of {len(cells)} meetings; first: {failing[0].name}: {failing[0].detail}"
+    return _gate(name, [cell.verdict for cell in cells], detail, max((c.worst_ratio for c in cells), default=None))
 
 
 def self_gate(name: str, checks: Sequence[SelfCheck]) -> Gate:

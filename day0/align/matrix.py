@@ -10,7 +10,7 @@ shapes ran (eager, no drafts, alone), the state equals bit for bit that of the s
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,7 @@ from day0.engine.request import Request, Sampling
 from day0.engine.runner import Runner
 from day0.engine.scheduler import Sequence as Running
 from day0.engine.state import State, state_of
+from day0.kernels.interface.batch import Phase
 from day0.kernels.interface.package import Package
 from day0.reference.match import error
 
@@ -45,6 +46,7 @@ _DRAFTED_EVERY = {"always": 1, "now and then": 3}
 _NEW_TOKENS = 16
 _ALLOWED_RATIO = 2.0
 Cell = dict[str, str]
+_Step = tuple[int, Phase]  # tokens, phase
 
 
 def all_cells(**fixed: str) -> list[Cell]:
@@ -74,7 +76,7 @@ def _pairs(cell: Cell) -> set[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def check_matrix(
-    package: Package, exact: Package, prompts: dict[str, Sequence[int]], cells: Sequence[Cell]
+    package: Package, exact: Package, prompts: Mapping[str, Sequence[int]], cells: Sequence[Cell]
 ) -> Iterator[MatrixCell]:
     """Run each cell. `package` in the dtype it serves in, `exact` the same in float64; `prompts` short and long."""
     plain, truth, noise = {}, {}, {}
@@ -83,8 +85,11 @@ def check_matrix(
         for other in _company(list(ids)):
             plain[length].company.append(_run(package, other, PLAIN | {"length": length}, [], 2 * _NEW_TOKENS).tokens)
         seen = [*ids, *plain[length].tokens[:-1]]
-        truth[length] = _steps(exact, seen, [len(seen)])
-        ways = [_steps(package, seen, shapes) for shapes in ([len(seen)], [len(ids)], _cut(len(seen), 7), [])]
+        whole: list[_Step] = [(len(seen), "prefill")]
+        decoded: list[_Step] = [(1, "decode") for _ in seen]
+        truth[length] = _steps(exact, seen, whole)
+        prompt_whole: list[_Step] = [(len(ids), "prefill"), *decoded[len(ids) :]]
+        ways = [_steps(package, seen, way) for way in (whole, prompt_whole, _cut(len(seen), 7), decoded)]
         noise[length] = {name: max(error(way[name], value) for way in ways) for name, value in truth[length].items()}
     for cell in cells:
         length = cell["length"]
@@ -92,19 +97,19 @@ def check_matrix(
         yield _judged(cell, found, plain[length], truth[length], noise[length], package)
 
 
-def _cut(length: int, size: int) -> list[int]:
-    return [min(size, length - start) for start in range(0, length, size)]
+def _cut(length: int, size: int) -> list[_Step]:
+    return [(min(size, length - start), "prefill") for start in range(0, length, size)]
 
 
 @dataclass
 class _Outcome:
-    """What became of a request; `shapes`: the steps that its memory came of."""
+    """What became of a request; `steps`: those that its memory came of."""
 
     tokens: list[int] = field(default_factory=list)
     finished: str | None = None
     error: str | None = None
     state: State = field(default_factory=dict)
-    shapes: list[int] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     reused: int = 0
     accepted: int = 0
@@ -118,13 +123,13 @@ class _Watch:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._ends: dict[Request, list[int]] = {}
-        self._stem: list[int] = []
+        self._ran: dict[Request, list[tuple[int, Phase]]] = {}  # ends of steps
+        self._stem: list[tuple[int, Phase]] = []
         self.states: dict[Request, State] = {}
 
-    def ran(self, sequence: Running, start: int, end: int) -> None:
-        ends = self._ends.setdefault(sequence.request, [e for e in self._stem if e <= start])
-        ends[:] = [e for e in ends if e <= start] + [end]
+    def ran(self, sequence: Running, start: int, end: int, phase: Phase) -> None:
+        before = self._ran.get(sequence.request, self._stem)
+        self._ran[sequence.request] = [step for step in before if step[0] <= start] + [(end, phase)]
 
     def ends(self, sequence: Running) -> None:
         place = sequence.place
@@ -132,12 +137,12 @@ class _Watch:
             self._store.layout, self._store.memory, slot=place.slot, pages=place.pages, length=place.length
         )
 
-    def shapes(self, request: Request) -> list[int]:
-        ends = [0, *self._ends[request]]
-        return [b - a for a, b in itertools.pairwise(ends)]
+    def steps(self, request: Request) -> list[_Step]:
+        starts = [0, *(end for end, _ in self._ran[request])]
+        return [(end - start, phase) for start, (end, phase) in zip(starts, self._ran[request], strict=False)]
 
     def made_the_stem(self, request: Request) -> None:
-        self._stem = self._ends[request]
+        self._stem = self._ran[request]
 
 
 class _Drafts:
@@ -216,7 +221,7 @@ def _run(package: Package, ids: list[int], cell: Cell, text: list[int], new_toke
         request.finished,
         request.error,
         watch.states.get(request, {}),
-        watch.shapes(request),
+        watch.steps(request),
         [*ids, *request.output[:-1]],
         request.reused,
         engine.counts.accepted,
@@ -264,7 +269,7 @@ def _judged(
             problems.append(f"{worst} is off by {ratio:.2f} of what is allowed")
     bitwise = None
     if not problems and BIT_EXACT.items() <= cell.items():
-        twin = _steps(package, found.ids, found.shapes)
+        twin = _steps(package, found.ids, found.steps)
         different = [name for name, value in twin.items() if not torch.equal(value, found.state[name])]
         bitwise = not different
         if different:
@@ -282,15 +287,12 @@ def _judged(
     )
 
 
-def _steps(package: Package, ids: list[int], shapes: list[int]) -> State:
-    """The state after these tokens in steps of these sizes, alone in fresh memory; single tokens decode."""
+def _steps(package: Package, ids: list[int], steps: list[_Step]) -> State:
+    """The state after these tokens in these steps, alone in fresh memory."""
     runner = Runner(package, sequences=1, tokens=len(ids), poison=True, device=_device(package))
     sequence = runner.open()
-    start = 0
-    for size in [*shapes, *[1] * (len(ids) - sum(shapes))]:
-        phase = "decode" if size == 1 and start else "prefill"
-        runner.step([sequence], [ids[start : start + size]], phase)  # type: ignore[arg-type]
-        start += size
+    for size, phase in steps:
+        runner.step([sequence], [ids[sequence.length : sequence.length + size]], phase)
     return state_of(runner.layout, runner.memory, slot=sequence.slot, pages=sequence.pages, length=sequence.length)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from day0.align.gates import (
     greedy_gate,
     invariance_gate,
     kept_rows,
+    matrix_gate,
     overall,
     precision_gate,
     rows_gate,
@@ -27,6 +28,8 @@ from day0.align.greedy import TOKENS, compare_greedy
 from day0.align.invariance import GATE as INVARIANCE
 from day0.align.invariance import check_invariance
 from day0.align.layer_by_layer import hollow_package
+from day0.align.matrix import GATE as MATRIX
+from day0.align.matrix import all_cells, check_matrix, few_cells
 from day0.align.precision import Precision, check_precision
 from day0.align.prompts import given_prompts, random_prompts, text_prompts
 from day0.align.self_check import CACHED, check_reference
@@ -40,6 +43,7 @@ from day0.artifacts.alignment import (
     Gate,
     GreedyCell,
     InvarianceCell,
+    MatrixCell,
     Mode,
     Prompt,
     Row,
@@ -59,6 +63,7 @@ from day0.repo.tokenizer import eos_ids
 
 _EXACTNESS_PROMPTS = 2
 _GREEDY_PROMPTS = 3
+_SHORT = 5  # tokens of the state matrix' short prompt
 _PRECISION_MODES: dict[torch.dtype, tuple[Mode, ...]] = {
     torch.float32: ("isolated", "propagated"),
     # Router and index choices flip under bf16 rounding: its end logits say nothing, its layers one by one do.
@@ -72,6 +77,7 @@ class Options:
 
     `texts`: further prompts, in words. `seed` draws the random prompts. `golden`: a recording to compare with, in place
     of the reference. `stream`: one layer at a time, exactness only, for models that do not fit in memory twice.
+    `matrix`: the state matrix, too, in few cells that hold any two features or in all of them.
     """
 
     greedy_tokens: int = TOKENS
@@ -80,6 +86,7 @@ class Options:
     seed: int = 0
     golden: Path | None = None
     stream: bool = False
+    matrix: Literal["few", "all"] | None = None
 
 
 @dataclass
@@ -96,6 +103,7 @@ class _Findings:
     prompts: list[Prompt] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     golden_rows: list[Row] = field(default_factory=list)
+    matrix: list[MatrixCell] = field(default_factory=list)
 
     def decide(self, gate: Gate) -> None:
         """A gate is decided: keep it, and tell whoever waits."""
@@ -144,6 +152,12 @@ def run(
     longest = max(found.prompts, key=lambda prompt: len(prompt.ids))
     found.invariance, found.checksums = check_invariance(exact_package, longest.ids)
     found.decide(invariance_gate(INVARIANCE, found.invariance))
+    if options.matrix is not None:
+        serving = load_package(package_folder, repo, dtype=torch.float32)
+        cells = few_cells() if options.matrix == "few" else all_cells()
+        prompts = {"short": longest.ids[:_SHORT], "long": longest.ids}
+        found.matrix += check_matrix(serving, exact_package, prompts, cells)
+        found.decide(matrix_gate(MATRIX, found.matrix))
     return _alignment(found, inventory.model, labels, produced_by)
 
 
@@ -159,6 +173,7 @@ def _refuse_beside_stream(options: Options) -> None:
         "--text": bool(options.texts),
         "--greedy-tokens": options.greedy_tokens != TOKENS,
         "dtypes": options.dtypes != Options.dtypes,
+        "--matrix": options.matrix is not None,
     }
     for name in (name for name, is_given in given.items() if options.stream and is_given):
         raise Day0Error(f"{name} and --stream do not go together", hint="leave one of them out")
@@ -350,6 +365,7 @@ def _alignment(found: _Findings, model: str, labels: Iterable[str], produced_by:
         greedy=tuple(found.greedy),
         invariance=tuple(found.invariance),
         state_checksums=tuple(found.checksums),
+        matrix=tuple(found.matrix),
         prompts=tuple(found.prompts),
         conditions=tuple(labels),
         warnings=tuple(found.warnings),

@@ -194,6 +194,7 @@ class Alignment(Artifact):
     greedy: tuple[GreedyCell, ...] = ()
     invariance: tuple[InvarianceCell, ...] = ()
     state_checksums: tuple[Checksum, ...] = ()
+    matrix: tuple[MatrixCell, ...] = ()
     prompts: tuple[Prompt, ...] = ()
     conditions: tuple[str, ...] = ()  # random weights, reduced layers, ...: shown wherever a figure is
     warnings: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """day0 align: package against reference."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,10 @@ def align(
     stream: Annotated[
         bool, typer.Option("--stream", help="One layer at a time, exactness only: for models larger than the memory")
     ] = False,
+    matrix: Annotated[
+        Literal["few", "all"] | None,
+        typer.Option(help="The engine's features against each other, too: cells that hold any two, or all cells"),
+    ] = None,
 ) -> None:
     """Compare the package with the reference: operators, layers, logits, greedy continuation, ways of running
 
@@ -41,6 +45,7 @@ def align(
         seed=seed,
         golden=golden,
         stream=stream,
+        matrix=matrix,
     )
     line = open_line(repo, options, workspace)
     warn_before(out, line, "align")
@@ -96,6 +101,15 @@ def show(out: Output, alignment: Any) -> None:
             for c in alignment.self_checks
         ],
         title="the reference against itself",
+    )
+    cells = alignment.matrix if out.verbose else [c for c in alignment.matrix if c.verdict != "holds"]
+    out.table(
+        [
+            {"cell": c.name, "tokens": c.tokens_equal, "bit_exact": c.bit_exact, "worst/bound": c.worst_ratio}
+            | {"verdict": c.verdict, "detail": c.detail}
+            for c in cells
+        ],
+        title="the engine's features together" if out.verbose else "not equal to the plain run",
     )
     worst = alignment.rows if out.verbose else [row for row in alignment.rows if row.verdict != "holds"]
     out.table(

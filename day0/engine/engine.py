@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from day0.engine.memory.store import Store
 from day0.engine.request import Drawn, Request
 from day0.engine.sampling import draw
 from day0.engine.scheduler import Scheduler, Sequence
-from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.batch import Batch, Phase
 from day0.kernels.interface.memory import Memory
 
 Forward = Callable[[Batch, Memory], Tensor]
@@ -40,7 +40,7 @@ class Counts:
 class Observer(Protocol):
     """Is told what runs, to check it."""
 
-    def ran(self, sequence: Sequence, start: int, end: int) -> None:
+    def ran(self, sequence: Sequence, start: int, end: int, phase: Phase) -> None:
         """Tokens start .. end - 1 of a sequence went through one forward, and stay in memory."""
         ...
 
@@ -115,7 +115,7 @@ class Engine:
         rows = self._logits([(s, s.tokens[s.place.length : end]) for s, end in work], "prefill")
         for (sequence, end), logits in zip(work, rows, strict=True):
             place, request = sequence.place, sequence.request
-            self._moved(sequence, end)
+            self._moved(sequence, end, "prefill")
             if not self._sound(sequence, logits[-1:]):
                 continue
             if end in (len(request.prompt), sequence.junction) or grid(end):
@@ -127,7 +127,7 @@ class Engine:
     def _decode(self, sequences: list[Sequence]) -> None:
         rows = self._logits([(s, s.tokens[-1:]) for s in sequences], "decode")
         for sequence, logits in zip(sequences, rows, strict=True):
-            self._moved(sequence, sequence.place.length + 1)
+            self._moved(sequence, sequence.place.length + 1, "decode")
             if self._sound(sequence, logits):
                 self._append(sequence, [draw(logits[-1], sequence.request, sequence.request.output)])
 
@@ -178,13 +178,11 @@ class Engine:
                 # The accepted tokens stay ahead of the state that comes back.
                 self.store.restore_state(place, slot)
             else:
-                self._moved(sequence, place.length + known + accepted)
+                self._moved(sequence, place.length + known + accepted, "verify")
                 self.store.drop_state(slot)
             self._append(sequence, drawn)
 
-    def _logits(
-        self, work: list[tuple[Sequence, list[int]]], phase: Literal["prefill", "decode", "verify"]
-    ) -> tuple[Tensor, ...]:
+    def _logits(self, work: list[tuple[Sequence, list[int]]], phase: Phase) -> tuple[Tensor, ...]:
         batch = Batch.pack(
             [tokens for _, tokens in work],
             context_lens=[s.place.length for s, _ in work],
@@ -196,12 +194,12 @@ class Engine:
         logits = self._forward(batch, self.store.memory)
         return torch.split(logits, [len(tokens) for _, tokens in work])
 
-    def _moved(self, sequence: Sequence, end: int) -> None:
+    def _moved(self, sequence: Sequence, end: int, phase: Phase) -> None:
         """The tokens up to `end` are in memory."""
         start, sequence.place.length = sequence.place.length, end
         self.counts.computed_tokens += end - start
         if self._observer is not None:
-            self._observer.ran(sequence, start, end)
+            self._observer.ran(sequence, start, end, phase)
 
     def _sound(self, sequence: Sequence, logits: Tensor, saved: int | None = None) -> bool:
         """End a sequence whose logits are not numbers, without a trace in the prefix index."""

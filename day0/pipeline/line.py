@@ -223,6 +223,7 @@ class Line:
                     "seed": o.seed or None,
                     "golden": file_hash(o.golden) if o.golden else None,
                     "stream": o.stream,
+                    "matrix": o.matrix,
                 }
 
     @cached_property
@@ -305,7 +306,14 @@ class Line:
         folder = self.workspace.folder
         refuse_without_weights(self.repo, folder / PACKAGE, "align")
         o = self.options
-        options = Options(greedy_tokens=o.greedy_tokens, texts=o.texts, seed=o.seed, golden=o.golden, stream=o.stream)
+        options = Options(
+            greedy_tokens=o.greedy_tokens,
+            texts=o.texts,
+            seed=o.seed,
+            golden=o.golden,
+            stream=o.stream,
+            matrix=o.matrix,
+        )
         inventory = Inventory.read(folder)
         made_by = self.expected("align")
         own_code = find_reference_source(self.repo).kind == "remote_code"

@@ -17,6 +17,7 @@ class RunOptions:
     `layers`: only the first layers. `dummy_weights`: random ones. `force`: overwrite edits of the package.
     `greedy_tokens`, `texts`, `seed`: length of align's greedy continuations, further prompts, and the random ones.
     `golden`: a recording to align with instead of the reference. `stream`: align one layer at a time.
+    `matrix`: which cells of the state matrix align runs, too.
     """
 
     recipe: str | None = None
@@ -34,3 +35,4 @@ class RunOptions:
     seed: int = 0
     golden: Path | None = None
     stream: bool = False
+    matrix: Literal["few", "all"] | None = None
