@@ -30,6 +30,8 @@ KERNEL = "recurrence prefill"
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # Chunks times heads of a window: several programs for every multiprocessor. The state is in its slot in between.
 WINDOW = 2048
+# Of which the first window and the last are this part: nothing runs beside the one's first launch and the other's last.
+EDGE = 4
 # Extents of Triton's tiles are powers of two; its products take at least 16, registers hold at most 256.
 _DIMS = (16, 32, 64, 128, 256)
 # Largest exponent of a factor in a block around its half: exp of it, summed over a head's channels, is finite.
@@ -81,7 +83,7 @@ class Workspace:
     chunks: int
     scaled: Tensor  # [chunks, Hv, 3, CHUNK, Dk]: decayed keys, decayed queries, keys carried on; per channel only
     mixing: Tensor  # [chunks, Hv, 2, CHUNK, CHUNK]: R and P
-    row_scales: Tensor  # float32 [chunks, Hv, 1, CHUNK] of values; decays per head: [chunks, Hv, 4, CHUNK]
+    row_scales: Tensor  # float32 [chunks, Hv, 4, CHUNK]: of reads by keys, values, reads by queries, writes
     decay: Tensor  # float32 [chunks, Hv, Dk or 1], over the whole chunk
 
     def part(self, first: int, chunks: int) -> "Workspace":
@@ -92,9 +94,8 @@ class Workspace:
 
 def workspace(a: RecurrenceAttributes, tokens: int, sequences: int, *, dtype: torch.dtype, device: object) -> Workspace:
     """Scratch for `launch`, uninitialised: for all tokens' chunks or, of many, for two windows of them."""
-    total = max(1, tokens // CHUNK + sequences)
-    windows = -(-total // max(1, WINDOW // a.value_heads))
-    chunks = total if windows == 1 else 2 * -(-total // windows)  # of two windows
+    sizes = _windows(max(1, tokens // CHUNK + sequences), max(1, WINDOW // a.value_heads))
+    chunks = sizes[0] if len(sizes) == 1 else 2 * max(sizes)  # of two windows
     channels = a.decay == "per_channel"
 
     def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
@@ -104,7 +105,7 @@ def workspace(a: RecurrenceAttributes, tokens: int, sequences: int, *, dtype: to
         chunks,
         scaled=empty(chunks if channels else 0, a.value_heads, 3, CHUNK, a.key_dim, kind=dtype),
         mixing=empty(chunks, a.value_heads, 2, CHUNK, CHUNK, kind=dtype),
-        row_scales=empty(chunks, a.value_heads, 1 if channels else 4, CHUNK),
+        row_scales=empty(chunks, a.value_heads, 4, CHUNK),
         decay=empty(chunks, a.value_heads, a.key_dim if channels else 1),
     )
 
@@ -177,8 +178,8 @@ def launch(
     window = scratch.chunks // parts
     spaces = [scratch.part(n * window, window) for n in range(parts)]
     beside = _Beside(v.device, parts > 1)
-    for number, start in enumerate(range(0, total, window)):
-        held = min(window, total - start)
+    start = 0
+    for number, held in enumerate(_windows(total, window)):
         part = spaces[number % parts]
         beside.wait_for_the_last_but_one()
         if channels:
@@ -209,7 +210,18 @@ def launch(
                 K=a.key_dim, V=a.value_dim, BLOCK_V=block_v, KIND=kind, PRECISION=precision, PER_CHANNEL=channels,
                 DELTA=a.delta_rule, SKIP=a.skip, KEEP=kept is not None, **second,
             )  # fmt: skip
+        start += held
     beside.join()
+
+
+def _windows(total: int, most: int) -> list[int]:
+    """Chunks of each window, `most` at most, of `total` in all."""
+    if total <= most:
+        return [total]
+    edge = min(max(1, most // EDGE), total // 2)
+    middle = total - 2 * edge
+    count = -(-middle // most)
+    return [edge, *(middle * (n + 1) // count - middle * n // count for n in range(count)), edge]
 
 
 @cache

@@ -14,12 +14,14 @@ from day0.kernels.recurrence.triton_prefill_chunk import (
     CHUNK,
     chunk_base,
     exp2_fast,
+    inverse_norms,
     log_decay,
     reciprocal_fast,
     sequence_of,
     stack,
     store_inverse,
     store_quarters,
+    store_row_scales,
     unstack,
     write_strength,
 )
@@ -67,28 +69,23 @@ def _sums_of_blocks(x, SIZE: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _norm(x, rows, real, stride, head, eps, K: tl.constexpr, NORM: tl.constexpr):
-    """1 / the l2 norms of a head's rows, [32]."""
-    n = tl.full([_BLOCK], 1.0, tl.float32)
-    if NORM:
-        at = x + rows[:, None] * stride + head * K + tl.arange(0, K)[None, :]
-        wide = tl.load(at, real[:, None], other=0.0).to(tl.float32)
-        n = tl.rsqrt(tl.sum(wide * wide, 1) + eps)
-    return n
+def _squares(x):
+    wide = x.to(tl.float32)
+    return tl.sum(wide * wide, 1)
 
 
 @triton.jit
 def _channel_block(
-    q, k, decay, products, nq, nk, bias, rate, lower_bound, real,
+    q, k, decay, products, bias, rate, lower_bound, real,
     KIND: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORM: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Of a slice of the channels of 32 tokens, at pointers q, k, decay [32, SLICE]: the products k k and q k within the
-    block, added to `products` [64, 32]; k and q decayed from its start, k decayed to its end, float32 [32, SLICE]; the
-    decay of the block [SLICE]."""
+    """Of a slice of the channels of 32 tokens, q, k, decay [32, SLICE]: the products k k and q k within the block, on
+    top of `products` [64, 32]; k and q decayed from its start, k decayed to its end, float32 [32, SLICE]; the decay of
+    the block [SLICE]."""
     real = real[:, None]
-    xq = tl.load(q, real, other=0.0).to(tl.float32) * nq[:, None]
-    xk = tl.load(k, real, other=0.0).to(tl.float32) * nk[:, None]
-    f = tl.load(decay, real, other=0.0).to(tl.float32)
+    xq = q.to(tl.float32)
+    xk = k.to(tl.float32)
+    f = decay.to(tl.float32)
     if BOUNDED:
         # In powers of two from here on.
         g = (lower_bound * _LOG2E) * reciprocal_fast(1.0 + exp2_fast((f + bias[None, :]) * (rate * -_LOG2E)))
@@ -147,12 +144,6 @@ def channel_blocks(
     real1 = offset + _BLOCK + i < length
     beta0 = write_strength(beta, beta_stride, rows0, real0, head, beta_scale, BETA)
     beta1 = write_strength(beta, beta_stride, rows1, real1, head, beta_scale, BETA)
-    tl.store(row_scales + place * _CHUNK + i, beta0)
-    tl.store(row_scales + place * _CHUNK + _BLOCK + i, beta1)
-    nq0 = _norm(q, rows0, real0, q_stride, key_head, eps, K, NORM) * scale
-    nk0 = _norm(k, rows0, real0, k_stride, key_head, eps, K, NORM)
-    nq1 = _norm(q, rows1, real1, q_stride, key_head, eps, K, NORM) * scale
-    nk1 = _norm(k, rows1, real1, k_stride, key_head, eps, K, NORM)
     rate = 1.0
     if FORM != "given":
         rate = tl.exp(tl.load(A_log + head))
@@ -160,6 +151,8 @@ def channel_blocks(
     early_pairs = tl.zeros([2 * _BLOCK, _BLOCK], tl.float32)
     late_pairs = early_pairs
     mixed_pairs = early_pairs
+    nq0 = tl.zeros([_BLOCK], tl.float32)
+    nq1, nk0, nk1 = nq0, nq0, nq0
     for first in range(0, K, SLICE):
         d = first + tl.arange(0, SLICE)
         bias = tl.zeros([SLICE], tl.float32)
@@ -168,38 +161,61 @@ def channel_blocks(
         q_at = q + rows0[:, None] * q_stride + (key_head * K + d)[None, :]
         k_at = k + rows0[:, None] * k_stride + (key_head * K + d)[None, :]
         decay_at = decay + rows0[:, None] * decay_stride + (head * K + d)[None, :]
+        # All of a slice at once, before its first product waits for some of it.
+        q0 = tl.load(q_at, real0[:, None], other=0.0)
+        k0 = tl.load(k_at, real0[:, None], other=0.0)
+        f0 = tl.load(decay_at, real0[:, None], other=0.0)
+        q1 = tl.load(q_at + _BLOCK * q_stride, real1[:, None], other=0.0)
+        k1 = tl.load(k_at + _BLOCK * k_stride, real1[:, None], other=0.0)
+        f1 = tl.load(decay_at + _BLOCK * decay_stride, real1[:, None], other=0.0)
+        if NORM:
+            nq0 += _squares(q0)
+            nk0 += _squares(k0)
+            nq1 += _squares(q1)
+            nk1 += _squares(k1)
         keys = scaled + place * (3 * _CHUNK * K) + i[:, None] * K + d[None, :]
         reads = keys + _CHUNK * K
         writes = keys + 2 * _CHUNK * K
         early_pairs, dk, dq, ke0, whole0 = _channel_block(
-            q_at, k_at, decay_at, early_pairs, nq0, nk0, bias, rate, lower_bound, real0,
+            q0, k0, f0, early_pairs, bias, rate, lower_bound, real0,
             KIND, WIDE, PRECISION, FORM, BOUNDED,
         )  # fmt: skip
         if DELTA:
-            tl.store(keys, (dk * beta0[:, None]).to(KIND))
+            tl.store(keys, dk.to(KIND))
         tl.store(reads, dq.to(KIND))
         early = tl.trans(ke0.to(KIND))
         late_pairs, dk, dq, ke1, whole1 = _channel_block(
-            q_at + _BLOCK * q_stride, k_at + _BLOCK * k_stride, decay_at + _BLOCK * decay_stride,
-            late_pairs, nq1, nk1, bias, rate, lower_bound, real1, KIND, WIDE, PRECISION, FORM, BOUNDED,
+            q1, k1, f1, late_pairs, bias, rate, lower_bound, real1, KIND, WIDE, PRECISION, FORM, BOUNDED,
         )  # fmt: skip
         tl.store(writes, (ke0 * whole1[None, :]).to(KIND))
         tl.store(writes + _BLOCK * K, ke1.to(KIND))
         tl.store(reads + _BLOCK * K, (dq * whole0[None, :]).to(KIND))
         tl.store(chunk_decay + place * K + d, whole0 * whole1)
         if DELTA:
-            tl.store(keys + _BLOCK * K, (dk * (whole0[None, :] * beta1[:, None])).to(KIND))
+            tl.store(keys + _BLOCK * K, (dk * whole0[None, :]).to(KIND))
         mixed_pairs = tl.dot(stack(dk, dq).to(KIND), early, acc=mixed_pairs, input_precision=PRECISION)
 
+    nq0, nk0, nq1, nk1 = inverse_norms(nq0, nk0, nq1, nk1, scale, eps, NORM)
+    left0 = beta0 * nk0
+    left1 = beta1 * nk1
+    store_row_scales(row_scales + place * (4 * _CHUNK), left0, left1, beta0, beta1, nq0, nq1, nk0, nk1)
     kk0, qk0 = unstack(early_pairs)
     kk1, qk1 = unstack(late_pairs)
     kk10, qk10 = unstack(mixed_pairs)
     lower = i[:, None] >= i[None, :]
     strict = i[:, None] > i[None, :]
     mix = mixing + place * (2 * _CHUNK * _CHUNK)
-    store_quarters(mix + _CHUNK * _CHUNK, tl.where(lower, qk0, 0.0), qk10, tl.where(lower, qk1, 0.0))
+    store_quarters(
+        mix + _CHUNK * _CHUNK,
+        tl.where(lower, qk0 * nq0[:, None] * nk0[None, :], 0.0),
+        qk10 * nq1[:, None] * nk0[None, :],
+        tl.where(lower, qk1 * nq1[:, None] * nk1[None, :], 0.0),
+    )
     if DELTA:
         store_inverse(
-            mix, tl.where(strict, kk0 * beta0[:, None], 0.0), kk10 * beta1[:, None],
-            tl.where(strict, kk1 * beta1[:, None], 0.0), PRECISION,
-        )  # fmt: skip
+            mix,
+            tl.where(strict, kk0 * left0[:, None] * nk0[None, :], 0.0),
+            kk10 * left1[:, None] * nk0[None, :],
+            tl.where(strict, kk1 * left1[:, None] * nk1[None, :], 0.0),
+            PRECISION,
+        )

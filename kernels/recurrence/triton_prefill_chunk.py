@@ -92,6 +92,29 @@ def write_strength(beta, beta_stride, rows, real, head, beta_scale, BETA: tl.con
 
 
 @triton.jit
+def inverse_norms(qq0, kk0, qq1, kk1, scale, eps, NORM: tl.constexpr):
+    """The scales of queries and keys [32] from their sums of squares: 1 / the l2 norms, queries times `scale`."""
+    if NORM:
+        return tl.rsqrt(qq0 + eps) * scale, tl.rsqrt(kk0 + eps), tl.rsqrt(qq1 + eps) * scale, tl.rsqrt(kk1 + eps)
+    else:
+        return qq0 + scale, kk0 + 1.0, qq1 + scale, kk1 + 1.0
+
+
+@triton.jit
+def store_row_scales(to, keys0, keys1, values0, values1, queries0, queries1, writes0, writes1):
+    """Of a chunk's 64 rows: what scales reads by keys, values, reads by queries, and writes."""
+    at = to + tl.arange(0, _BLOCK)
+    tl.store(at, keys0)
+    tl.store(at + _BLOCK, keys1)
+    tl.store(at + _CHUNK, values0)
+    tl.store(at + _CHUNK + _BLOCK, values1)
+    tl.store(at + 2 * _CHUNK, queries0)
+    tl.store(at + 2 * _CHUNK + _BLOCK, queries1)
+    tl.store(at + 3 * _CHUNK, writes0)
+    tl.store(at + 3 * _CHUNK + _BLOCK, writes1)
+
+
+@triton.jit
 def stack(x, y):
     """[32, C] twice -> [64, C]: one product with both keeps all warps at work."""
     return tl.reshape(tl.permute(tl.join(x, y), (2, 0, 1)), [2 * _BLOCK, x.shape[1]])

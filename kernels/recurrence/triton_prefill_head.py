@@ -13,11 +13,13 @@ from day0.kernels.recurrence.triton_prefill_chunk import (
     CHUNK,
     STRONGEST,
     chunk_base,
+    inverse_norms,
     log_decay,
     sequence_of,
     stack,
     store_inverse,
     store_quarters,
+    store_row_scales,
     unstack,
     write_strength,
 )
@@ -130,18 +132,7 @@ def head_blocks(
     kk0, qk0 = unstack(early_pairs)
     kk1, qk1 = unstack(late_pairs)
     kk10, qk10 = unstack(mixed_pairs)
-    if NORM:
-        nq0 = tl.rsqrt(nq0 + eps)
-        nk0 = tl.rsqrt(nk0 + eps)
-        nq1 = tl.rsqrt(nq1 + eps)
-        nk1 = tl.rsqrt(nk1 + eps)
-    else:
-        nq0 += 1.0
-        nk0 += 1.0
-        nq1 += 1.0
-        nk1 += 1.0
-    nq0 *= scale
-    nq1 *= scale
+    nq0, nk0, nq1, nk1 = inverse_norms(nq0, nk0, nq1, nk1, scale, eps, NORM)
     since0 = tl.cumsum(g0, 0)
     since1 = tl.cumsum(g1, 0)
     to_end0 = tl.cumsum(g0, 0, reverse=True) - g0
@@ -149,16 +140,17 @@ def head_blocks(
     total0 = tl.sum(g0, 0)
     total1 = tl.sum(g1, 0)
 
-    # Row scales: of reads by keys (with the strength of the write), of values, of reads by queries, of writes.
-    to = row_scales + place * (4 * _CHUNK) + i
-    tl.store(to, s0 * nk0 * tl.exp(since0))
-    tl.store(to + _BLOCK, s1 * nk1 * tl.exp(since1 + total0))
-    tl.store(to + _CHUNK, v0)
-    tl.store(to + _CHUNK + _BLOCK, v1)
-    tl.store(to + 2 * _CHUNK, nq0 * tl.exp(since0))
-    tl.store(to + 2 * _CHUNK + _BLOCK, nq1 * tl.exp(since1 + total0))
-    tl.store(to + 3 * _CHUNK, nk0 * tl.exp(to_end0 + total1))
-    tl.store(to + 3 * _CHUNK + _BLOCK, nk1 * tl.exp(to_end1))
+    store_row_scales(
+        row_scales + place * (4 * _CHUNK),
+        s0 * nk0 * tl.exp(since0),
+        s1 * nk1 * tl.exp(since1 + total0),
+        v0,
+        v1,
+        nq0 * tl.exp(since0),
+        nq1 * tl.exp(since1 + total0),
+        nk0 * tl.exp(to_end0 + total1),
+        nk1 * tl.exp(to_end1),
+    )
     tl.store(chunk_decay + place, tl.exp(total0 + total1))
 
     lower = i[:, None] >= i[None, :]

@@ -2,7 +2,8 @@
 """Second pass over a prefill: the chunks of a sequence one after the other, the state in registers from end to end.
 
 With the decayed keys d_i = beta_i k_i exp(G_i), decayed queries c_i = q_i exp(G_i), keys carried to the chunk's end
-e_i = k_i exp(G_last - G_i), and R, P of the first pass, a chunk takes the state S [K, V] through
+e_i = k_i exp(G_last - G_i), and R, P of the first pass, a chunk takes the state S [K, V] through (all of these without
+their norms, strengths and decays per head, which are scales of rows of the products)
 
     x = beta v - d S        u = x + R x        o = c S + P u        S <- exp(G_last) S + e^T u
 
@@ -33,20 +34,22 @@ def _add_product(acc, x, y, KIND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _scales(row_scales, chunk_decay, place, i, d, K: tl.constexpr, PER_CHANNEL: tl.constexpr, DELTA: tl.constexpr):
-    """Of a chunk: row scales of values, of reads by keys and by queries, and of writes, [64]; decay [K] or a number."""
+def _row_scales(packed):
+    """Of values, reads by keys, reads by queries and writes, [64] each. Loaded as one: threads then hold two numbers of
+    it until they are needed, not all those that go with their part of a tile."""
+    first, second = tl.split(tl.permute(tl.reshape(packed, [2, 2, _CHUNK]), (2, 1, 0)))
+    of_keys, of_values = tl.split(first)
+    of_queries, of_writes = tl.split(second)
+    return of_values, of_keys, of_queries, of_writes
+
+
+@triton.jit
+def _decay(chunk_decay, place, d, K: tl.constexpr, PER_CHANNEL: tl.constexpr):
+    """Of a whole chunk: [K] or a number."""
     if PER_CHANNEL:
-        of_values = tl.load(row_scales + place * _CHUNK + i)
-        return of_values, of_values, of_values, of_values, tl.load(chunk_decay + place * K + d)
+        return tl.load(chunk_decay + place * K + d)
     else:
-        scales = row_scales + place * (4 * _CHUNK) + i
-        of_values = tl.load(scales + _CHUNK)
-        of_keys = of_values
-        if DELTA:
-            of_keys = tl.load(scales)
-        of_queries = tl.load(scales + 2 * _CHUNK)
-        of_writes = tl.load(scales + 3 * _CHUNK)
-        return of_values, of_keys, of_queries, of_writes, tl.load(chunk_decay + place)
+        return tl.load(chunk_decay + place)
 
 
 @triton.jit
@@ -81,21 +84,27 @@ def walk(
     if SKIP:
         skip = tl.load(D + head)
 
-    # Tiles are fetched ahead by themselves, rows of scales are not: those of the next chunk are loaded before its turn.
+    # Tiles of products are fetched ahead by themselves. What else the next chunk takes is loaded before its turn.
+    four = tl.arange(0, 4 * _CHUNK)
     place = (base + begin).to(tl.int64) * heads + head
-    of_values, of_keys, of_queries, of_writes, decay = _scales(
-        row_scales, chunk_decay, place, i, d, K, PER_CHANNEL, DELTA
-    )
+    next_scales = tl.load(row_scales + place * (4 * _CHUNK) + four)
+    next_decay = _decay(chunk_decay, place, d, K, PER_CHANNEL)
+    row = begin * _CHUNK + i
+    value_at = v + (start + row)[:, None] * v_stride + head * V + column[None, :]
+    next_value = tl.load(value_at, (row < length)[:, None], other=0.0)
     for t in range(begin, end):
         place = (base + t).to(tl.int64) * heads + head
-        next_of_values, next_of_keys, next_of_queries, next_of_writes, next_decay = _scales(
-            row_scales, chunk_decay, place + tl.where(t + 1 < end, heads, 0), i, d, K, PER_CHANNEL, DELTA
-        )
+        of_values, of_keys, of_queries, of_writes = _row_scales(next_scales)
+        decay = next_decay
+        value = tl.trans(next_value).to(tl.float32)
+        next_place = place + tl.where(t + 1 < end, heads, 0)
+        next_scales = tl.load(row_scales + next_place * (4 * _CHUNK) + four)
+        next_decay = _decay(chunk_decay, next_place, d, K, PER_CHANNEL)
         row = t * _CHUNK + i
         real = row < length
         at = start + row
-        value = tl.load(v + at[:, None] * v_stride + head * V + column[None, :], real[:, None], other=0.0)
-        value = tl.trans(value).to(tl.float32)
+        value_at = v + (at + _CHUNK)[:, None] * v_stride + head * V + column[None, :]
+        next_value = tl.load(value_at, (row + _CHUNK < length)[:, None], other=0.0)
         x = value * of_values[None, :]
         mix = mixing + place * (2 * _CHUNK * _CHUNK) + i[:, None] * _CHUNK + i[None, :]
         if PER_CHANNEL:
@@ -108,20 +117,14 @@ def walk(
             reader = tl.load(q + at[:, None] * q_stride + key_head * K + d[None, :], real[:, None], other=0.0)
         narrow = s.to(KIND)
         if DELTA:
-            if PER_CHANNEL:
-                x -= tl.dot(narrow, tl.trans(tl.load(tile)), input_precision=PRECISION)
-            else:
-                x -= tl.dot(narrow, tl.trans(writer), input_precision=PRECISION) * of_keys[None, :]
+            known = tl.load(tile) if PER_CHANNEL else writer
+            x -= tl.dot(narrow, tl.trans(known), input_precision=PRECISION) * of_keys[None, :]
             x = _add_product(x, x, tl.trans(tl.load(mix)), KIND, PRECISION)
-        out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION)
-        if not PER_CHANNEL:
-            out *= of_queries[None, :]
+        out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION) * of_queries[None, :]
         within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
         out = _add_product(out, x, within, KIND, PRECISION)
-        if PER_CHANNEL:
-            s = _add_product(s * decay[None, :], x, writer, KIND, PRECISION)
-        else:
-            s = _add_product(s * decay, x * of_writes[None, :], writer, KIND, PRECISION)
+        s *= decay[None, :] if PER_CHANNEL else decay
+        s = _add_product(s, x * of_writes[None, :], writer, KIND, PRECISION)
         if SKIP:
             out += skip * value
         to = o + at[:, None] * (heads * V) + head * V + column[None, :]
@@ -132,7 +135,4 @@ def walk(
                 if kept_row >= 0:
                     to_state = kept + kept_row * kept_stride + head * (K * V) + cell
                     tl.store(to_state, s.to(kept.dtype.element_ty))
-        of_values, of_keys, of_queries, of_writes, decay = (
-            next_of_values, next_of_keys, next_of_queries, next_of_writes, next_decay,
-        )  # fmt: skip
     tl.store(memory, s.to(state.dtype.element_ty))
