@@ -108,7 +108,7 @@ def _weigh(
     BT: tl.constexpr,
     DR: tl.constexpr,
 ):
-    """(weights [queries, positions], what the sums so far are worth, the maximum, the sum) after a tile.
+    """(weights [queries, positions], what the sums so far are worth, the maximum, the sums) after a tile.
 
     `factor` scales the products with keys, `scale` those with rope keys; `added` goes to the scores of a position, and
     a weight counts `worth` times in the sum.
@@ -123,7 +123,7 @@ def _weigh(
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     weight = tl.exp2(scores - shift[:, None])
     kept = tl.exp2(most - shift)
-    return weight, kept, highest, total * kept + tl.sum(weight * worth, 1)
+    return weight, kept, highest, total * kept[:, None] + weight * worth
 
 
 @triton.jit
@@ -233,7 +233,8 @@ def attend(
             return
 
     most = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
+    # Summed over positions at the end: a sum across warps in each tile would hold up its products.
+    total = tl.zeros([M, BN], tl.float32)
     result = tl.zeros([M, BV], tl.float32)
     column = tl.arange(0, BN)
     if LISTED:
@@ -330,6 +331,7 @@ def attend(
                 )
         result = tl.dot(weight.to(NARROW), value, result * kept[:, None], input_precision="ieee")
 
+    total = tl.sum(total, 1)
     # An empty list gives zeros.
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
     channel_v = tl.arange(0, BV)

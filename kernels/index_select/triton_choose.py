@@ -54,6 +54,7 @@ SELECT = Space(
     "index_select.select",
     triton_select.__file__,
     (
+        {"tile": 4096, "list": 2048, "warps": 16, "waves": 1},
         {"tile": 4096, "list": 2048, "warps": 16, "waves": 2},
         {"tile": 2048, "list": 2048, "warps": 8, "waves": 2},
     ),
