@@ -268,9 +268,9 @@ def decode_kernel(
             known_every = every < VALUE_DIM
             for other in range(key_head * GROUP, key_head * GROUP + GROUP):
                 at = other * VALUE_DIM
-                z, w = load_norm(gate + start * gate_row + at, norm_weight, every, known_every, NORM_WEIGHT, GATE)
+                all_z, all_w = load_norm(gate + start * gate_row + at, norm_weight, every, known_every, NORM_WEIGHT, GATE)
                 o = tl.load(outputs + sequence * VALUE_HEADS * VALUE_DIM + at + every, mask=known_every, other=0.0)
-                o = normalise(o, z, w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
+                o = normalise(o, all_z, all_w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
                 tl.store(out + start * out_row + at + every, o.to(out.dtype.element_ty), mask=known_every)
 
 

@@ -117,8 +117,8 @@ def walk(
             reader = tl.load(q + at[:, None] * q_stride + key_head * K + d[None, :], real[:, None], other=0.0)
         narrow = s.to(KIND)
         if DELTA:
-            known = tl.load(tile) if PER_CHANNEL else writer
-            x -= tl.dot(narrow, tl.trans(known), input_precision=PRECISION) * of_keys[None, :]
+            read_keys = tl.load(tile) if PER_CHANNEL else writer
+            x -= tl.dot(narrow, tl.trans(read_keys), input_precision=PRECISION) * of_keys[None, :]
             x = _add_product(x, x, tl.trans(tl.load(mix)), KIND, PRECISION)
         out = tl.dot(narrow, tl.trans(reader), input_precision=PRECISION) * of_queries[None, :]
         within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
