@@ -52,17 +52,23 @@ from day0.kernels.recurrence.triton_pieces import (
 
 # `tile`: elements of the state in one program's registers, where the norm of several tokens does not need the whole
 # head; `part`: columns that neighbouring threads hold; `maxnreg`: registers of a thread at most (0: as many as the
-# compiler likes), so that 128 KiB of states are in a multiprocessor's registers at once. The first also holds a head.
+# compiler likes), so that 128 KiB of states are in a multiprocessor's registers at once; `first`: 1 where L2 gives up
+# states before all else, which helps few sequences and hinders many. The first configuration also holds a head.
 SPACE = Space(
     KERNEL,
     __file__,
-    (
-        {"tile": 16384, "part": 64, "num_warps": 4, "maxnreg": 0},
-        {"tile": 8192, "part": 64, "num_warps": 4, "maxnreg": 128},
-        {"tile": 8192, "part": 64, "num_warps": 2, "maxnreg": 0},
-        {"tile": 4096, "part": 32, "num_warps": 4, "maxnreg": 80},
-        {"tile": 4096, "part": 32, "num_warps": 2, "maxnreg": 128},
-        {"tile": 2048, "part": 16, "num_warps": 1, "maxnreg": 168},
+    tuple(
+        dict(zip(("tile", "part", "num_warps", "maxnreg", "first"), config, strict=True))
+        for config in (
+            (16384, 64, 4, 0, 1),
+            (16384, 64, 4, 0, 0),
+            (16384, 64, 4, 168, 0),
+            (8192, 64, 2, 0, 1),
+            (8192, 64, 2, 0, 0),
+            (8192, 64, 2, 200, 0),
+            (8192, 64, 4, 128, 0),
+            (4096, 32, 2, 128, 1),
+        )
     ),
 )
 STATES = (torch.float32, torch.bfloat16)
@@ -97,47 +103,6 @@ def state_offsets(slot, slot_stride, head, rows, columns, KEY_DIM: tl.constexpr,
 
 
 @triton.jit
-def _token(
-    q, k, v, decay, beta, gate, q_row, k_row, v_row, decay_row, beta_row, gate_row,
-    start, row, context, head, q_at, v_at, window, conv_weight, conv_bias, A_log, dt_bias, norm_weight,
-    rows, is_row, columns, is_column, flat, is_flat,
-    TAPS: tl.constexpr, CONV_BIAS: tl.constexpr, CONV_ACTIVATION: tl.constexpr,
-    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
-    DECAY_FORM: tl.constexpr, KEY_DIM: tl.constexpr, NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr,
-):  # fmt: skip
-    """All that one token brings to a tile: strength of the write, what its output norm and its decay are made of, its
-    key, query and value after the convolution."""
-    strength = 0.0
-    if BETA != "none":
-        strength = tl.load(beta + row * beta_row + head).to(tl.float32)
-    z, w = 0.0, 0.0
-    if NORM:
-        z, w = load_norm(gate + row * gate_row + v_at, norm_weight, columns, is_column, NORM_WEIGHT, GATE)
-    f, log_rate = load_decay(decay, decay_row, row, A_log, dt_bias, head, rows, is_row, DECAY, DECAY_FORM, KEY_DIM)
-    if TAPS > 0:
-        # Channels of this head in the convolution: its weights, and its window in the sequence's slot.
-        keys = convolve(
-            k + q_at, k_row, start, row, context, window + (K_AT + q_at) * (TAPS - 1),
-            conv_weight + (K_AT + q_at) * TAPS, conv_bias + K_AT + q_at, rows, is_row, TAPS, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        queries = convolve(
-            q + q_at, q_row, start, row, context, window + (Q_AT + q_at) * (TAPS - 1),
-            conv_weight + (Q_AT + q_at) * TAPS, conv_bias + Q_AT + q_at, rows, is_row, TAPS, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        values = convolve(
-            v + v_at, v_row, start, row, context, window + (V_AT + v_at) * (TAPS - 1),
-            conv_weight + (V_AT + v_at) * TAPS, conv_bias + V_AT + v_at, flat, is_flat,
-            TAPS, CONV_BIAS, CONV_ACTIVATION,
-        )  # fmt: skip
-        values = tl.reshape(values, columns.shape)
-    else:
-        keys = tl.load(k + row * k_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
-        queries = tl.load(q + row * q_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
-        values = tl.load(v + row * v_row + v_at + columns, mask=is_column, other=0.0).to(tl.float32)
-    return strength, z, w, f, log_rate, keys, queries, values
-
-
-@triton.jit
 def decode_kernel(
     q, k, v, decay, beta, gate, out, state, window, conv_weight, conv_bias, A_log, dt_bias, D, norm_weight,
     cu_seqlens, context_lens, slots, accepted, tickets, outputs,
@@ -151,6 +116,7 @@ def decode_kernel(
     Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr,
     NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
     SINGLE: tl.constexpr, LIMITED: tl.constexpr, OUTPUT: tl.constexpr, COMMIT: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):  # fmt: skip
     """SINGLE: at most one token a sequence; LIMITED: its first `accepted` tokens only; COMMIT: write state, window."""
     # Only one token's outputs fit the scratch memory.
@@ -179,37 +145,58 @@ def decode_kernel(
     is_row = rows < KEY_DIM
     is_column = columns < VALUE_DIM
     is_state = is_row[:, None, None] & is_column[None, :, :]
-    q_at = key_head * KEY_DIM
-    v_at = head * VALUE_DIM
-    own_window = window + slot * window_slot
-    flat = first + tl.arange(0, BLOCK_V)
-    is_flat = flat < VALUE_DIM
-    OWN_NORM: tl.constexpr = NORM and not SPLIT
-    if SINGLE:
-        # What is asked for first comes first: the state, last, is on its way while all else is worked on.
-        strength, z, w, f, log_rate, keys, queries, values = _token(
-            q, k, v, decay, beta, gate, q_row, k_row, v_row, decay_row, beta_row, gate_row,
-            start, start, context, head, q_at, v_at, own_window, conv_weight, conv_bias, A_log, dt_bias, norm_weight,
-            rows, is_row, columns, is_column, flat, is_flat, TAPS, CONV_BIAS, CONV_ACTIVATION, Q_AT, K_AT, V_AT,
-            BETA, DECAY, DECAY_FORM, KEY_DIM, OWN_NORM, NORM_WEIGHT, GATE,
-        )  # fmt: skip
+    # The state first: nothing else takes as long to arrive. The compiler moves no load behind the barrier; without it,
+    # it would ask for the state where it needs it.
     base, offsets = state_offsets(slot, state_slot, head, rows, columns, KEY_DIM, VALUE_DIM)
     own_state = state + base
     known = (rows < tl.where(context > 0, KEY_DIM, 0))[:, None, None] & is_column[None, :, :]
-    s = tl.load(own_state + offsets, mask=known, other=0.0)
-    # The compiler moves no load behind a barrier; without it, it would ask for the state where it needs it.
+    s = tl.load(own_state + offsets, mask=known, other=0.0, eviction_policy=EVICTION)
     tl.debug_barrier()
     s = s.to(tl.float32)
+
+    q_at = key_head * KEY_DIM
+    v_at = head * VALUE_DIM
+    # Channels of this head in the convolution: its weights, and its window in the sequence's slot.
+    own_window = window + slot * window_slot
+    q_window = own_window + (Q_AT + q_at) * WINDOW
+    k_window = own_window + (K_AT + q_at) * WINDOW
+    v_window = own_window + (V_AT + v_at) * WINDOW
+    flat = first + tl.arange(0, BLOCK_V)
+    is_flat = flat < VALUE_DIM
+    if TAPS > 0:
+        q_weight = conv_weight + (Q_AT + q_at) * TAPS
+        k_weight = conv_weight + (K_AT + q_at) * TAPS
+        v_weight = conv_weight + (V_AT + v_at) * TAPS
+        q_bias = conv_bias + Q_AT + q_at
+        k_bias = conv_bias + K_AT + q_at
+        v_bias = conv_bias + V_AT + v_at
     # A loop over a constant of one unrolls: decode has no loop that could hold back the loads.
     for i in range(0, 1 if SINGLE else tokens):
         row = start if SINGLE else start + i
-        if not SINGLE:
-            strength, z, w, f, log_rate, keys, queries, values = _token(
-                q, k, v, decay, beta, gate, q_row, k_row, v_row, decay_row, beta_row, gate_row,
-                start, row, context, head, q_at, v_at, own_window, conv_weight, conv_bias, A_log, dt_bias, norm_weight,
-                rows, is_row, columns, is_column, flat, is_flat, TAPS, CONV_BIAS, CONV_ACTIVATION, Q_AT, K_AT, V_AT,
-                BETA, DECAY, DECAY_FORM, KEY_DIM, OWN_NORM, NORM_WEIGHT, GATE,
+        # All of a token's loads before the first barrier, which the compiler moves none across.
+        if BETA != "none":
+            strength = tl.load(beta + row * beta_row + head).to(tl.float32)
+        if NORM and not SPLIT:
+            z, w = load_norm(gate + row * gate_row + v_at, norm_weight, columns, is_column, NORM_WEIGHT, GATE)
+        f, log_rate = load_decay(decay, decay_row, row, A_log, dt_bias, head, rows, is_row, DECAY, DECAY_FORM, KEY_DIM)
+        if TAPS > 0:
+            keys = convolve(
+                k + q_at, k_row, start, row, context, k_window, k_weight, k_bias, rows, is_row,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
             )  # fmt: skip
+            queries = convolve(
+                q + q_at, q_row, start, row, context, q_window, q_weight, q_bias, rows, is_row,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
+            )  # fmt: skip
+            values = convolve(
+                v + v_at, v_row, start, row, context, v_window, v_weight, v_bias, flat, is_flat,
+                TAPS, CONV_BIAS, CONV_ACTIVATION,
+            )  # fmt: skip
+            values = tl.reshape(values, [BLOCK_V // PART, PART])
+        else:
+            keys = tl.load(k + row * k_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
+            queries = tl.load(q + row * q_row + q_at + rows, mask=is_row, other=0.0).to(tl.float32)
+            values = tl.load(v + row * v_row + v_at + columns, mask=is_column, other=0.0).to(tl.float32)
         g, steps = log_decay(
             f, log_rate, head, lower_bound, slope_scale, step_min, step_max, DECAY, DECAY_FORM, VALUE_HEADS
         )
@@ -252,12 +239,9 @@ def decode_kernel(
     if MOVES or SPLIT:
         last = arrive(tickets + sequence * KEY_HEADS + key_head, GROUP * TILES)
     if COMMIT:
-        tl.store(own_state + offsets, s.to(state.dtype.element_ty), mask=is_state)
+        tl.store(own_state + offsets, s.to(state.dtype.element_ty), mask=is_state, eviction_policy=EVICTION)
     if MOVES:
         newest = start if SINGLE else start + tokens - 1
-        q_window = own_window + (Q_AT + q_at) * WINDOW
-        k_window = own_window + (K_AT + q_at) * WINDOW
-        v_window = own_window + (V_AT + v_at) * WINDOW
         push(v + v_at, v_row, start, newest, context, v_window, flat, is_flat, TAPS, TAPS_BLOCK)
         if last:
             push(q + q_at, q_row, start, newest, context, q_window, rows, is_row, TAPS, TAPS_BLOCK)
@@ -268,9 +252,9 @@ def decode_kernel(
             known_every = every < VALUE_DIM
             for other in range(key_head * GROUP, key_head * GROUP + GROUP):
                 at = other * VALUE_DIM
-                all_z, all_w = load_norm(gate + start * gate_row + at, norm_weight, every, known_every, NORM_WEIGHT, GATE)
+                z, w = load_norm(gate + start * gate_row + at, norm_weight, every, known_every, NORM_WEIGHT, GATE)
                 o = tl.load(outputs + sequence * VALUE_HEADS * VALUE_DIM + at + every, mask=known_every, other=0.0)
-                o = normalise(o, all_z, all_w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
+                o = normalise(o, z, w, norm_eps, VALUE_DIM, NORM_WEIGHT, GATE, GATE_FIRST)
                 tl.store(out + start * out_row + at + every, o.to(out.dtype.element_ty), mask=known_every)
 
 
@@ -380,6 +364,7 @@ def launch(
         LIMITED=accepted is not None,
         OUTPUT=out is not None,
         COMMIT=commit,
+        EVICTION="evict_first" if chosen["first"] else "",
         num_warps=max(chosen["num_warps"], block_k * block_v // WARP_TILE),
         maxnreg=chosen["maxnreg"] or None,
         **pieces,

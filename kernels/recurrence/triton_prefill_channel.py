@@ -196,9 +196,12 @@ def channel_blocks(
         mixed_pairs = tl.dot(stack(dk, dq).to(KIND), early, acc=mixed_pairs, input_precision=PRECISION)
 
     nq0, nk0, nq1, nk1 = inverse_norms(nq0, nk0, nq1, nk1, scale, eps, NORM)
-    left0 = beta0 * nk0
-    left1 = beta1 * nk1
-    store_row_scales(row_scales + place * (4 * _CHUNK), left0, left1, beta0, beta1, nq0, nq1, nk0, nk1)
+    # What is written is scaled with its key's norm at once: then no product with a key has another scale than a row's.
+    written0 = beta0 * nk0
+    written1 = beta1 * nk1
+    left0 = written0 * nk0
+    left1 = written1 * nk1
+    store_row_scales(row_scales + place * (4 * _CHUNK), left0, left1, written0, written1, nq0, nq1, nk0, nk1)
     kk0, qk0 = unstack(early_pairs)
     kk1, qk1 = unstack(late_pairs)
     kk10, qk10 = unstack(mixed_pairs)
@@ -207,15 +210,15 @@ def channel_blocks(
     mix = mixing + place * (2 * _CHUNK * _CHUNK)
     store_quarters(
         mix + _CHUNK * _CHUNK,
-        tl.where(lower, qk0 * nq0[:, None] * nk0[None, :], 0.0),
-        qk10 * nq1[:, None] * nk0[None, :],
-        tl.where(lower, qk1 * nq1[:, None] * nk1[None, :], 0.0),
+        tl.where(lower, qk0 * nq0[:, None], 0.0),
+        qk10 * nq1[:, None],
+        tl.where(lower, qk1 * nq1[:, None], 0.0),
     )
     if DELTA:
         store_inverse(
             mix,
-            tl.where(strict, kk0 * left0[:, None] * nk0[None, :], 0.0),
-            kk10 * left1[:, None] * nk0[None, :],
-            tl.where(strict, kk1 * left1[:, None] * nk1[None, :], 0.0),
+            tl.where(strict, kk0 * left0[:, None], 0.0),
+            kk10 * left1[:, None],
+            tl.where(strict, kk1 * left1[:, None], 0.0),
             PRECISION,
         )

@@ -124,7 +124,9 @@ def walk(
         within = tl.trans(tl.load(mix + _CHUNK * _CHUNK))
         out = _add_product(out, x, within, KIND, PRECISION)
         s *= decay[None, :] if PER_CHANNEL else decay
-        s = _add_product(s, x * of_writes[None, :], writer, KIND, PRECISION)
+        if not PER_CHANNEL:
+            x *= of_writes[None, :]
+        s = _add_product(s, x, writer, KIND, PRECISION)
         if SKIP:
             out += skip * value
         to = o + at[:, None] * (heads * V) + head * V + column[None, :]

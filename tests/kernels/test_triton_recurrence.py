@@ -203,7 +203,7 @@ def test_heads_cut_into_tiles_share_their_window_and_norm(name, dtype):
     batch = p.batch(phase="decode", device=DEVICE)
     launch(**whole, **results[0], batch=batch, scratch=shared)
     shared.outputs.fill_(float("nan"))
-    cut["config"] = {"tile": 64, "part": 2, "num_warps": 4, "maxnreg": 0}
+    cut["config"] = {"tile": 64, "part": 2, "num_warps": 4, "maxnreg": 0, "first": 0}
     launch(**cut, **results[1], batch=batch, scratch=shared)
     assert not shared.tickets.any()
     assert torch.equal(whole["conv"].window.nan_to_num(), cut["conv"].window.nan_to_num())
