@@ -29,7 +29,7 @@ from day0.kernels.recurrence.triton_prefill_walk import walk
 KERNEL = "recurrence prefill"
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # Chunks times heads of a window: several programs for every multiprocessor. The state is in its slot in between.
-WINDOW = 2048
+WINDOW = 4096
 # Of which the first window and the last are this part: nothing runs beside the one's first launch and the other's last.
 EDGE = 4
 # Extents of Triton's tiles are powers of two; its products take at least 16, registers hold at most 256.

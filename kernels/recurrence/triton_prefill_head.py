@@ -59,10 +59,14 @@ def _squares(x):
 
 
 @triton.jit
-def _decay_between(g, strict):
-    """exp(sum of g over j < t <= i) for j <= i, [32, 32]; each column sums from its own token on, so that the last
-    tokens lose no digits in a difference of long sums."""
-    return tl.exp(tl.cumsum(tl.where(strict, g[:, None], 0.0), 0))
+def _decay_between(g, since, strict, PRECISION: tl.constexpr):
+    """exp(sum of g over j < t <= i) for j <= i, [32, 32]. In float32 each column sums from its own token on, so that
+    the last tokens lose no digits in a difference of long sums; 16-bit products do not see them."""
+    if PRECISION == "ieee":
+        between = tl.cumsum(tl.where(strict, g[:, None], 0.0), 0)
+    else:
+        between = tl.where(strict, since[:, None] - since[None, :], 0.0)
+    return tl.exp(between)
 
 
 @triton.jit
@@ -155,8 +159,8 @@ def head_blocks(
 
     lower = i[:, None] >= i[None, :]
     strict = i[:, None] > i[None, :]
-    within0 = _decay_between(g0, strict) * nk0[None, :]
-    within1 = _decay_between(g1, strict) * nk1[None, :]
+    within0 = _decay_between(g0, since0, strict, PRECISION) * nk0[None, :]
+    within1 = _decay_between(g1, since1, strict, PRECISION) * nk1[None, :]
     across = tl.exp(since1[:, None] + to_end0[None, :]) * nk0[None, :]
     mix = mixing + place * (2 * _CHUNK * _CHUNK)
     store_quarters(
