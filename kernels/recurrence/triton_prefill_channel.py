@@ -90,8 +90,9 @@ def _channel_block(
         # In powers of two from here on.
         g = (lower_bound * _LOG2E) * reciprocal_fast(1.0 + exp2_fast((f + bias[None, :]) * (rate * -_LOG2E)))
         g = tl.where(real, g, 0.0)
-        total = 0.5 * tl.sum(g, 0)
-        exponent = tl.cumsum(g, 0) - total[None, :]
+        since_start = tl.cumsum(g, 0)
+        total = 0.5 * tl.sum(tl.where(tl.arange(0, _BLOCK)[:, None] == _BLOCK - 1, since_start, 0.0), 0)
+        exponent = since_start - total[None, :]
         grown = exp2_fast(exponent)
         shrunk = xk * exp2_fast(-exponent)
         to_half = exp2_fast(total)
