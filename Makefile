@@ -13,7 +13,7 @@ STAMP := .venv/.setup-$(TORCH)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types verify clean
+.PHONY: help setup demo test lint types verify sanitize clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ verify: setup ## run what takes long, and write docs/evidence/ (EVIDENCE_ARGS=--
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.evidence.coverage $(EVIDENCE_ARGS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(EVIDENCE_ARGS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.families $(EVIDENCE_ARGS)
+
+sanitize: setup ## compute-sanitizer's memcheck over an edge case of every kernel (needs an NVIDIA GPU)
+	@$(BIN)/python -m tests.kernels.sanitize
 
 clean: ## remove .venv/, caches and build output
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo.day0 *.egg-info .coverage
