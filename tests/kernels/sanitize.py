@@ -7,7 +7,7 @@ seen. Ends with 1 where one is found, with 2 where a case could not run.
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 CASES = {
     "attention": "gqa edges",
@@ -45,13 +45,16 @@ def check(kind: str) -> tuple[str, int, str]:
 
 
 def main(kinds: list[str]) -> int:
+    codes = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        results = list(pool.map(check, kinds or sorted(CASES)))
-    for kind, code, said in results:
-        print(f"{kind}: {'no errors' if code == 0 else 'MEMORY ERRORS' if code == _FOUND else f'did not run ({code})'}")
-        if code:
-            print(said)
-    return 1 if any(code == _FOUND for _, code, _ in results) else 2 if any(code for _, code, _ in results) else 0
+        for done in as_completed([pool.submit(check, kind) for kind in kinds or sorted(CASES)]):
+            kind, code, said = done.result()
+            codes.append(code)
+            verdict = {0: "no errors", _FOUND: "MEMORY ERRORS"}.get(code, f"did not run ({code})")
+            print(f"{kind}: {verdict}", flush=True)
+            if code:
+                print(said, flush=True)
+    return 1 if _FOUND in codes else 2 if any(codes) else 0
 
 
 if __name__ == "__main__":
