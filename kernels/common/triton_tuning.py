@@ -59,7 +59,9 @@ class Space:
         return known[_text(bucket)]
 
     def _path(self) -> Path:
-        return tuning_folder() / f"{self.kernel}-{_device_key()}-{_source_hash(self.source)}.json"
+        # The space, too: with another one, what was the best of the old need not be.
+        space = hashlib.sha256(repr([sorted(config.items()) for config in self.configs]).encode()).hexdigest()[:6]
+        return tuning_folder() / f"{self.kernel}-{_device_key()}-{_source_hash(self.source)}-{space}.json"
 
 
 @cache

@@ -16,6 +16,7 @@ from day0.kernels.recurrence.triton_prefill_chunk import (
     exp2_fast,
     inverse_norms,
     log_decay,
+    operand,
     reciprocal_fast,
     sequence_of,
     stack,
@@ -98,8 +99,8 @@ def _channel_block(
         to_half = exp2_fast(total)
         dq = xq * grown
         dk = xk * grown
-        right = tl.trans(shrunk.to(WIDE))
-        products = tl.dot(stack(dk, dq).to(WIDE), right, acc=products, input_precision=PRECISION)
+        right = tl.trans(operand(shrunk, WIDE, PRECISION))
+        products = tl.dot(operand(stack(dk, dq), WIDE, PRECISION), right, acc=products, input_precision=PRECISION)
         dq *= to_half[None, :]
         dk *= to_half[None, :]
         ke = shrunk * to_half[None, :]

@@ -50,6 +50,17 @@ def reciprocal_fast(x):
 
 
 @triton.jit
+def operand(x, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """x for a product in KIND; float32 rounded to the digits that a product in tf32 takes, which would cut them off: of
+    two operands that makes a thousandth, always downwards."""
+    if KIND == tl.float32 and PRECISION == "tf32":
+        rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, rounded, x)  # a NaN of all ones would become 0
+    else:
+        return x.to(KIND)
+
+
+@triton.jit
 def chunk_base(cu_seqlens, sequence):
     """Number of a sequence's first chunk. Sequences may leave numbers unused, none shares one with another:
     ceil((b - a) / C) <= floor(b / C) - floor(a / C) + 1, so no prefix sum over the batch is needed."""

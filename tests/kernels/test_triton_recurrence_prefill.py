@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from day0.kernels.common.conformance import ALLOWED_RATIO, check, relative_l2
 from day0.kernels.common.triton_launch import ContractError
@@ -46,6 +48,26 @@ def test_as_near_to_float64_as_the_token_loop(case, device, dtype):
     findings = check("recurrence", "triton", case, dtype=dtype, device=device)
     assert findings
     assert all(f.holds for f in findings), [f for f in findings if not f.holds]
+
+
+def test_products_in_tf32_may_cut_digits_off(monkeypatch):
+    """As a GPU does, and the interpreter does not."""
+    create_dot = InterpreterBuilder.create_dot
+
+    def cut(operand):
+        return TensorHandle((operand.data.view(np.uint32) & 0xFFFFE000).view(np.float32), operand.dtype)
+
+    def cutting(self, a, b, d, precision, imprecise):
+        if a.data.dtype == np.float32 and "TF32" in str(precision).upper():
+            a, b = cut(a), cut(b)
+            cutting.times += 1
+        return create_dot(self, a, b, d, precision, imprecise)
+
+    cutting.times = 0
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", cutting)
+    case = next(c for c in CASES if c.name == "prefill, gated linear attention")
+    findings = check("recurrence", "triton", case, dtype=torch.float16)
+    assert all(f.holds for f in findings) and cutting.times
 
 
 class Problem:
