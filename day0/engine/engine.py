@@ -119,7 +119,7 @@ class Engine:
             if not self._sound(sequence, logits[-1:]):
                 continue
             if end in (len(request.prompt), sequence.junction) or grid(end):
-                self.store.keep(place, sequence.tokens[:end], request.namespace)
+                self.store.keep(place, sequence.tokens[:end])
             if end == len(sequence.tokens):
                 sequence.decodes = True
                 self._append(sequence, [draw(logits[-1], request, request.output)])
@@ -230,7 +230,7 @@ class Engine:
             self._observer.ends(sequence)
         # Not where a stop token was among accepted drafts: the state has gone past it.
         if sequence.place.length <= len(sequence.tokens):
-            self.store.keep(sequence.place, sequence.tokens[: sequence.place.length], request.namespace)
+            self.store.keep(sequence.place, sequence.tokens[: sequence.place.length])
         self.counts.prompt_tokens += len(request.prompt)
         self.counts.reused_tokens += request.reused
         self.counts.preemptions += request.preemptions

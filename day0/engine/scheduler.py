@@ -126,7 +126,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Back into the queue. What is in memory goes to the prefix index, to be found again if it is not needed."""
         request, place = sequence.request, sequence.place
-        self._store.keep(place, sequence.tokens[: place.length], request.namespace)
+        self._store.keep(place, sequence.tokens[: place.length])
         self._store.close(place)
         self.running.remove(sequence)
         request.preemptions += 1

@@ -118,7 +118,7 @@ def test_namespaces_share_nothing():
     tokens = [1] * 200
     place, _ = store.open(tokens, b"a")
     run(store, place, tokens, 128)
-    store.keep(place, tokens[:128], b"a")
+    store.keep(place, tokens[:128])
     assert store.open(tokens, b"b")[0].length == 0
     assert store.open(tokens, b"a")[0].length == 128
 

@@ -10,6 +10,23 @@ from day0.artifacts.layout import PAGE_TOKENS
 from day0.engine.memory.pool import Pool
 
 
+class Chain:
+    """The hashes of a sequence's full pages, each of the page and the hash before it. Computed once, page by page."""
+
+    def __init__(self, namespace: bytes = b"") -> None:
+        self._digests = [hashlib.blake2b(namespace, digest_size=16, person=b"day0 prefix").digest()]
+
+    def of(self, tokens: Sequence[int], end: int | None = None) -> list[bytes]:
+        """The namespace's hash, then one for each full page of the first `end` tokens. It is always the same sequence,
+        which may have grown since."""
+        pages = (len(tokens) if end is None else end) // PAGE_TOKENS
+        for page in range(len(self._digests) - 1, pages):
+            text = _bytes(tokens[page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS])
+            before = self._digests[-1]
+            self._digests.append(hashlib.blake2b(before + text, digest_size=16, person=b"day0 page").digest())
+        return self._digests[: pages + 1]
+
+
 @dataclass(eq=False)
 class _Node:
     """A full page of tokens after those of its parents."""
@@ -69,9 +86,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._recency)
 
-    def match(self, tokens: Sequence[int], namespace: bytes = b"") -> Match:
+    def match(self, tokens: Sequence[int], chain: Chain) -> Match:
         """The longest reusable prefix of `tokens` that leaves one to compute, whose logits are wanted."""
-        path = self._path(tokens, namespace)
+        path = self._path(chain.of(tokens))
         limit = len(tokens) - 1
         junction = min(path[-1].depth * PAGE_TOKENS, limit // PAGE_TOKENS * PAGE_TOKENS) if path else 0
         for node in reversed(path):
@@ -85,15 +102,13 @@ class PrefixIndex:
                 return Match(best.position, pages, best.tail_page, best.slot, junction)
         return Match(0, (), None, None, junction)
 
-    def has(self, tokens: Sequence[int], position: int, namespace: bytes = b"") -> bool:
+    def has(self, tokens: Sequence[int], position: int, chain: Chain) -> bool:
         """Whether a checkpoint stands there already: then its state need not be copied."""
-        path = self._path(tokens[:position], namespace)
+        path = self._path(chain.of(tokens, position))
         full = position // PAGE_TOKENS
         return len(path) == full + 1 and _bytes(tokens[full * PAGE_TOKENS : position]) in path[full].checkpoints
 
-    def add(
-        self, tokens: Sequence[int], position: int, pages: Sequence[int], slot: int | None, namespace: bytes = b""
-    ) -> bool:
+    def add(self, tokens: Sequence[int], position: int, pages: Sequence[int], slot: int | None, chain: Chain) -> bool:
         """Keep a sequence's first `position` tokens, which are in `pages`; the index takes over `slot`, a copy of the
         state there. False: it is there already or has no page to itself, and the slot stays the caller's."""
         full = position // PAGE_TOKENS
@@ -101,14 +116,17 @@ class PrefixIndex:
             raise ValueError(f"no checkpoint at {position} of {len(tokens)} tokens in {len(pages)} pages")
         if (slot is not None) != self._stateful:
             raise ValueError("a checkpoint has a slot exactly where the model keeps a state")
-        if self.has(tokens, position, namespace):
+        if self.has(tokens, position, chain):
             return False
-        path = self._path(tokens[:position], namespace) or [self._root(namespace)]
+        digests = chain.of(tokens, position)
+        path = self._path(digests)
+        if not path:
+            path = [_Node(digests[0], None, -1, 0)]
+            self._nodes[digests[0]] = path[0]
         for depth in range(len(path), full + 1):
-            digest = _chained(path[-1].digest, tokens[(depth - 1) * PAGE_TOKENS : depth * PAGE_TOKENS])
-            node = _Node(digest, path[-1], self._pages.share(pages[depth - 1]), depth)
+            node = _Node(digests[depth], path[-1], self._pages.share(pages[depth - 1]), depth)
             path[-1].children += 1
-            self._nodes[digest] = node
+            self._nodes[node.digest] = node
             path.append(node)
         if not self._stateful:
             for node in path[1:]:
@@ -153,23 +171,15 @@ class PrefixIndex:
                 slots[checkpoint.slot] = slots.get(checkpoint.slot, 0) + 1
         return pages, slots
 
-    def _path(self, tokens: Sequence[int], namespace: bytes) -> list[_Node]:
+    def _path(self, digests: list[bytes]) -> list[_Node]:
         """The root and the nodes of the full pages that are known, in order; nothing without a root."""
-        node = self._nodes.get(_root_digest(namespace))
         path: list[_Node] = []
-        start = 0
-        while node is not None:
-            path.append(node)
-            if start + PAGE_TOKENS > len(tokens):
+        for digest in digests:
+            node = self._nodes.get(digest)
+            if node is None:
                 break
-            node = self._nodes.get(_chained(node.digest, tokens[start : start + PAGE_TOKENS]))
-            start += PAGE_TOKENS
+            path.append(node)
         return path
-
-    def _root(self, namespace: bytes) -> _Node:
-        root = _Node(_root_digest(namespace), None, -1, 0)
-        self._nodes[root.digest] = root
-        return root
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         checkpoint.node.checkpoints[checkpoint.tail] = checkpoint
@@ -210,11 +220,3 @@ def grid(position: int, *, dense: int = 16) -> bool:
 
 def _bytes(tokens: Sequence[int]) -> bytes:
     return array("q", tokens).tobytes()
-
-
-def _root_digest(namespace: bytes) -> bytes:
-    return hashlib.blake2b(namespace, digest_size=16, person=b"day0 prefix").digest()
-
-
-def _chained(digest: bytes, tokens: Sequence[int]) -> bytes:
-    return hashlib.blake2b(digest + _bytes(tokens), digest_size=16, person=b"day0 page").digest()

@@ -7,7 +7,7 @@ import torch
 
 from day0.artifacts.layout import PAGE_TOKENS, Layout
 from day0.engine.memory.pool import Pool, PoolEmpty
-from day0.engine.memory.prefix_index import Match, PrefixIndex
+from day0.engine.memory.prefix_index import Chain, Match, PrefixIndex
 from day0.kernels.interface.memory import Memory
 
 # Where padded rows of a graph write: never dealt out.
@@ -23,6 +23,7 @@ class Place:
     pages: list[int] = field(default_factory=list)
     length: int = 0
     reused: int = 0  # tokens that were there when it was opened
+    chain: Chain = field(default_factory=Chain)
 
     @property
     def room(self) -> int:
@@ -61,7 +62,8 @@ class Store:
     def open(self, tokens: Sequence[int], namespace: bytes = b"") -> tuple[Place, int]:
         """A place for a sequence that begins with `tokens`, filled as far as memory knows them; and the junction of
         `Match`, where a checkpoint is worth its slot. Raises PoolEmpty, with nothing taken."""
-        match = Match(0, (), None, None, 0) if self.index is None else self.index.match(tokens, namespace)
+        chain = Chain(namespace)
+        match = Match(0, (), None, None, 0) if self.index is None else self.index.match(tokens, chain)
         # Held first: making room may drop the very checkpoint that was found.
         held_pages = [self.pages.share(page) for page in match.pages]
         held_slot = None if match.slot is None else self.slots.share(match.slot)
@@ -78,7 +80,7 @@ class Store:
             if held_slot is not None:
                 self.slots.give_back(held_slot)
             raise
-        place = Place(slot, held_pages, match.position, match.position)
+        place = Place(slot, held_pages, match.position, match.position, chain)
         self._open.add(place)
         return place, match.junction
 
@@ -97,12 +99,12 @@ class Store:
         while len(place.pages) > pages_of(max(tokens, place.length)):
             self.pages.give_back(place.pages.pop())
 
-    def keep(self, place: Place, tokens: Sequence[int], namespace: bytes = b"") -> bool:
+    def keep(self, place: Place, tokens: Sequence[int]) -> bool:
         """A checkpoint of the sequence as it stands, `tokens` being all its tokens in memory; False where it is known
         already, nothing is kept, or no slot is to be had without taking one from a running sequence."""
         if len(tokens) != place.length:
             raise ValueError(f"{len(tokens)} tokens given, {place.length} in memory")
-        if self.index is None or not tokens or self.index.has(tokens, place.length, namespace):
+        if self.index is None or not tokens or self.index.has(tokens, place.length, place.chain):
             return False
         slot = None
         if self._states:
@@ -111,7 +113,7 @@ class Store:
             except PoolEmpty:
                 return False
             self.copy_state(place.slot, slot)
-        return self.index.add(tokens, place.length, place.pages, slot, namespace)
+        return self.index.add(tokens, place.length, place.pages, slot, place.chain)
 
     def close(self, place: Place) -> None:
         """Give back all that the sequence holds. Raises ValueError when it is closed already."""
