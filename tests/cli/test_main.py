@@ -26,9 +26,14 @@ sys.meta_path.insert(0, Finder())
 AT_EXIT = f"import atexit, os, signal; atexit.register(lambda: {INTERRUPT}); {START}"
 
 
-def ended(code, **options):
+def heed():
+    # The tests themselves may run where interrupts are ignored: in the background of a script.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def ended(code, preexec_fn=heed):
     ran = subprocess.run(
-        [sys.executable, "-c", code, "kernels"], capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-c", code, "kernels"], capture_output=True, text=True, timeout=120, preexec_fn=preexec_fn
     )
     return ran.returncode, ran.stderr
 

@@ -21,7 +21,7 @@ SURFACE = {
     "day0 generate": ["REPO?", *WORKSPACE, "--layers", "--dummy-weights", "--force", *COMMON],
     "day0 align": [
         "REPO?", *WORKSPACE, "--trust-remote-code", "--text", "--greedy-tokens", "--seed", "--golden",
-        "--stream", *COMMON,
+        "--stream", "--matrix", *COMMON,
     ],
     "day0 sample": ["REPO?", *WORKSPACE, "--prompt", "--prompt-ids", "--max-tokens", "--dtype", *COMMON],
     "day0 check": ["REPO?", *WORKSPACE, "--store", "--baseline", "--junit", "--markdown", *COMMON],

@@ -217,7 +217,7 @@ def test_the_strongest_decays_neither_overflow_nor_lose_what_stays(attributes, d
     assert_near(problem, o, state)
 
 
-@pytest.mark.parametrize("device,dtype", CPU + GPU)
+@pytest.mark.parametrize("device,dtype", [*CPU, *GPU, pytest.param("cuda", torch.float32, marks=pytest.mark.gpu)])
 def test_keys_that_repeat_are_inverted_without_loss(device, dtype):
     """Equal keys written at full strength: powers of the matrix would reach binomial coefficients of 32 over 16."""
     problem = Problem(GDN | {"decay": "none"}, [128], device=device, dtype=dtype)
