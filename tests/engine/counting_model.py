@@ -4,7 +4,7 @@ else: any fault in paging, state or order changes the text."""
 import torch
 from torch import Tensor
 
-from day0.artifacts.layout import PAGE_TOKENS, Component, Layout
+from day0.artifacts.layout import Component, Layout
 from day0.kernels.interface.batch import Batch
 from day0.kernels.interface.memory import Memory
 
@@ -63,7 +63,3 @@ class CountingModel:
         best = number % VOCABULARY
         scores = -torch.tensor([(v - best) % VOCABULARY for v in range(VOCABULARY)], dtype=torch.float32)
         return scores * 0.5
-
-
-def pages_for(tokens: int) -> int:
-    return -(-tokens // PAGE_TOKENS)
