@@ -10,6 +10,8 @@ serves all of them. Scores are in base 2: the scale comes multiplied by log2(e).
 import triton
 import triton.language as tl
 
+from day0.kernels.common.triton_math import exp2_fast, log2_fast, pairs_of_float8, pairs_of_int8, prefetch
+
 
 @triton.jit
 def query_block(cu_seqlens, sequences, rows, program, BT: tl.constexpr, BS: tl.constexpr):
@@ -65,10 +67,10 @@ def _place_listed(
 
 
 @triton.jit
-def _tile(pool, rows, seen, row_stride, offset, D: tl.constexpr, B: tl.constexpr):
-    """[rows, B] entries, zero where not seen (what nobody wrote is never read) and past the D channels."""
+def _tile(pool, rows, seen, row_stride, D: tl.constexpr, B: tl.constexpr):
+    """[rows, B] entries of rows from `pool` on, zero where not seen (what nobody wrote is never read) and past the D channels."""
     channel = tl.arange(0, B)
-    at = pool + (rows.to(tl.int64) * row_stride + offset)[:, None] + channel[None, :]
+    at = pool + ((rows * row_stride)[:, None] + channel[None, :])
     if D == B:
         return tl.load(at, mask=seen[:, None], other=0.0)
     else:
@@ -76,10 +78,30 @@ def _tile(pool, rows, seen, row_stride, offset, D: tl.constexpr, B: tl.constexpr
 
 
 @triton.jit
-def _scales(scales, rows, seen, row_stride, offset, TILES: tl.constexpr):
+def _scales(scales, rows, seen, row_stride, TILES: tl.constexpr):
     """[rows, TILES] scales of quantised entries."""
-    at = scales + (rows.to(tl.int64) * row_stride + offset)[:, None] + tl.arange(0, TILES)[None, :]
+    at = scales + ((rows * row_stride)[:, None] + tl.arange(0, TILES)[None, :])
     return tl.load(at, mask=seen[:, None], other=0.0)
+
+
+@triton.jit
+def _scale_of_each(scales, rows, seen, row_stride):
+    """[rows] scales of entries that have one each."""
+    return tl.load(scales + rows * row_stride, mask=seen, other=0.0)
+
+
+@triton.jit
+def _halves(pairs, FLOAT8: tl.constexpr, NARROW: tl.constexpr):
+    """The even and the odd channels of quantised entries read two by two, as int16 [rows, channels / 2].
+
+    Products take 16 bits from shared memory in whatever order they want, but not 8: pairs go there as they came, and
+    each thread parts what it got.
+    """
+    if FLOAT8:
+        even, odd = pairs_of_float8(pairs)
+    else:
+        even, odd = pairs_of_int8(pairs)
+    return even.to(NARROW), odd.to(NARROW)
 
 
 @triton.jit
@@ -94,8 +116,10 @@ def _dequantised(x, scales, DTYPE: tl.constexpr, TILES: tl.constexpr):
 @triton.jit
 def _weigh(
     query,
+    query_odd,
     query_r,
     key,
+    key_odd,
     key_r,
     scale,
     factor,
@@ -107,13 +131,17 @@ def _weigh(
     total,
     BT: tl.constexpr,
     DR: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """(weights [queries, positions], what the sums so far are worth, the maximum, the sums) after a tile.
 
-    `factor` scales the products with keys, `scale` those with rope keys; `added` goes to the scores of a position, and
+    PAIRS: the products of odd channels come on top. `factor` scales the products with keys, `scale` those with rope keys; `added` goes to the scores of a position, and
     a weight counts `worth` times in the sum.
     """
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * factor
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if PAIRS:
+        scores = tl.dot(query_odd, tl.trans(key_odd), scores, input_precision="ieee")
+    scores *= factor
     if DR > 0:
         scores += tl.dot(query_r, tl.trans(key_r), input_precision="ieee") * scale
     scores += added[None, :]
@@ -121,8 +149,8 @@ def _weigh(
         scores = tl.where(position[None, :] <= own[:, None], scores, float("-inf"))
     highest = tl.maximum(most, tl.max(scores, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = tl.exp2(scores - shift[:, None])
-    kept = tl.exp2(most - shift)
+    weight = exp2_fast(scores - shift[:, None])
+    kept = exp2_fast(most - shift)
     return weight, kept, highest, total * kept[:, None] + weight * worth
 
 
@@ -185,6 +213,7 @@ def attend(
     SHARED: tl.constexpr,
     TILES: tl.constexpr,
     SPLIT: tl.constexpr,
+    FLOAT8: tl.constexpr,
     APART: tl.constexpr,
 ):
     """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
@@ -192,7 +221,8 @@ def attend(
     LISTED: positions come from `indices` [rows, width], and their pool rows go to `places` first, so that a tile waits
     for one look-up only (without `indices` they are there, in whole tiles); else they are all up to the query's own.
     SHARED: values are the keys (latents). DR > 0: keys go on with the row's rope key, which all heads share. TILES > 0:
-    keys and values are quantised, with a scale for each of TILES tiles of a row. SPLIT: `out` has an axis of splits,
+    keys and values are quantised (FLOAT8: to e4m3, else to int8), with a scale for each of TILES tiles of a row; with
+    one, keys and values are pairs of channels as int16. SPLIT: `out` has an axis of splits,
     and `sums` takes each part's log2 of the sum of exponentials; else `out` is the result. APART: the weights come from
     a branch that is always taken. The compiler lays the warps of a product that goes into another one along its rows,
     so that with 64 rows the second half repeats the work of the first; from a branch it does not see where the product
@@ -202,10 +232,11 @@ def attend(
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
     M: tl.constexpr = BT * BH
     DTYPE: tl.constexpr = q.dtype.element_ty
-    # float8 becomes float16 in half the instructions that bfloat16 takes, and exactly. Queries come without
+    # Both forms become float16 in half the instructions that bfloat16 takes, and exactly. Queries come without
     # their largest factor, so that float16 holds them too.
-    FLOAT8: tl.constexpr = TILES == 1 and keys.dtype.element_ty == tl.float8e4nv
-    NARROW: tl.constexpr = tl.float16 if FLOAT8 and DTYPE == tl.bfloat16 else DTYPE
+    PAIRS: tl.constexpr = TILES == 1
+    WIDE: tl.constexpr = 2 if PAIRS else 1
+    NARROW: tl.constexpr = tl.float16 if PAIRS and DTYPE == tl.bfloat16 else DTYPE
     program = tl.program_id(0)
     kv_head = program % HEAD_BLOCKS // GROUP_BLOCKS
     split = program // HEAD_BLOCKS % splits
@@ -232,10 +263,18 @@ def attend(
             tl.store(sums + row * s_row + head * s_head + split, tl.full([M], float("-inf"), tl.float32), mask=live)
             return
 
+    keys += kv_head * k_head
+    if not SHARED:
+        values += kv_head * v_head
+    if TILES > 0:
+        key_scales += kv_head * ks_head
+        if not SHARED:
+            value_scales += kv_head * vs_head
     most = tl.full([M], float("-inf"), tl.float32)
     # Summed over positions at the end: a sum across warps in each tile would hold up its products.
     total = tl.zeros([M, BN], tl.float32)
-    result = tl.zeros([M, BV], tl.float32)
+    result = tl.zeros([M, BV // WIDE], tl.float32)
+    result_odd = result
     column = tl.arange(0, BN)
     if LISTED:
         last = context + first - start
@@ -249,15 +288,18 @@ def attend(
     else:
         # A tile lies in one page, whose number is read one tile ahead.
         page_table += sequence.to(tl.int64) * table_row
+        sector = lo // PAGE + tl.arange(0, 128) * 4
+        prefetch(page_table + sector, (sector * PAGE < hi) & inside)
         page = tl.load(page_table + lo // PAGE, mask=(lo < hi) & inside, other=0)
     # After the look-ups, which take longer: it is on its way with the first rows.
     channel = tl.arange(0, BK)
     at = q + (row * q_row + head * q_head)[:, None] + channel[None, :]
     query = tl.load(at, mask=live[:, None] & (channel < DK)[None, :], other=0.0)
-    if TILES == 1:
+    query_odd = query
+    if PAIRS:
         largest = tl.max(tl.abs(query.to(tl.float32)), 1)
-        largest = tl.where(largest == 0.0, 1.0, largest)
-        query = (query.to(tl.float32) / largest[:, None]).to(NARROW)
+        largest = tl.where(largest == 0.0, 1.0, largest)[:, None]
+        query, query_odd = tl.split(tl.reshape((query.to(tl.float32) / largest).to(NARROW), (M, BK // 2, 2)))
         largest *= scale
     if DR > 0:
         channel_r = tl.arange(0, BR)
@@ -268,47 +310,53 @@ def attend(
 
     for begin in range(lo, hi, BN):
         if LISTED:
-            here = ahead
+            entry = ahead.to(tl.int64)
+            seen = ahead >= 0
+            wrong = ahead == -2
+            origin = tl.full([], 0, tl.int64)
             ahead = tl.load(places + begin + BN + column, mask=begin + BN + column < until, other=-1)
-            seen = here >= 0
         else:
-            here = page.to(tl.int32) * PAGE + begin % PAGE + column
+            # From the tile's first row on all offsets are the same in each tile.
+            origin = page * PAGE + begin % PAGE
+            entry = column
             seen = begin + column < hi
             page = tl.load(page_table + (begin + BN) // PAGE, mask=(begin + BN < hi) & inside, other=0)
-        key = _tile(keys, here, seen, k_row, kv_head * k_head, DK, BK)
-        if TILES == 1:
-            key_scale = tl.sum(_scales(key_scales, here, seen, ks_row, kv_head * ks_head, 1), 1)
-            key = key.to(NARROW)
-            factor = largest[:, None] * key_scale[None, :]
+        key = _tile(keys + origin * k_row, entry, seen, k_row, DK // WIDE, BK // WIDE)
+        key_odd = key
+        if PAIRS:
+            key_scale = _scale_of_each(key_scales + origin * ks_row, entry, seen, ks_row)
+            key, key_odd = _halves(key, FLOAT8, NARROW)
+            factor = largest * key_scale[None, :]
         else:
             factor = scale
         if TILES > 1:
-            key = _dequantised(key, _scales(key_scales, here, seen, ks_row, kv_head * ks_head, TILES), DTYPE, TILES)
+            key = _dequantised(key, _scales(key_scales + origin * ks_row, entry, seen, ks_row, TILES), DTYPE, TILES)
         if DR > 0:
-            key_r = _tile(rope_keys, here, seen, r_row, 0, DR, BR)
+            key_r = _tile(rope_keys + origin * r_row, entry, seen, r_row, DR, BR)
         else:
             key_r = key
         # Added, so that one operation scales and masks: products with what was not read are 0.
-        if TILES == 1:
+        if PAIRS:
             # The weights take the values' scales, as exponents: so they are at most 1, and float16 holds them.
             value_scale = key_scale
             if not SHARED:
-                value_scale = tl.sum(_scales(value_scales, here, seen, vs_row, kv_head * vs_head, 1), 1)
-            value_scale = tl.maximum(value_scale, 1e-30)
-            added = tl.where(seen, tl.log2(value_scale), float("-inf"))
-            worth = (1.0 / value_scale)[None, :]
+                value_scale = _scale_of_each(value_scales + origin * vs_row, entry, seen, vs_row)
+            exponent = log2_fast(tl.maximum(value_scale, 1e-30))
+            added = tl.where(seen, exponent, float("-inf"))
+            worth = exp2_fast(-exponent)[None, :]
         else:
             added = tl.where(seen, 0.0, float("-inf"))
             worth = 1.0
         if LISTED:
             # A position that is none must not pass for a hole: it shows as NaN.
-            added = tl.where(here == -2, float("nan"), added)
+            added = tl.where(wrong, float("nan"), added)
         position = begin + column
         if APART:
             if begin < hi:
                 weight, kept, most, total = _weigh(
-                    query, query_r, key, key_r, scale, factor, added, worth, position, own, most, total, BT, DR
-                )
+                    query, query_odd, query_r, key, key_odd, key_r, scale, factor, added, worth, position, own, most,
+                    total, BT, DR, PAIRS,
+                )  # fmt: skip
                 weight = weight.to(NARROW)
             else:
                 # Not a constant, for which the compiler would keep room all through the loop.
@@ -316,27 +364,32 @@ def attend(
                 kept = tl.zeros([M], tl.float32)
         else:
             weight, kept, most, total = _weigh(
-                query, query_r, key, key_r, scale, factor, added, worth, position, own, most, total, BT, DR
-            )
+                query, query_odd, query_r, key, key_odd, key_r, scale, factor, added, worth, position, own, most,
+                total, BT, DR, PAIRS,
+            )  # fmt: skip
+        value_odd = key_odd
         if SHARED:
             value = key
         else:
-            value = _tile(values, here, seen, v_row, kv_head * v_head, DV, BV)
-            if TILES == 1:
-                # Times 1, so that they are narrowed in the layout of memory and not byte by byte in a product's.
-                value = value.to(NARROW) * tl.where(seen, 1.0, 0.0).to(NARROW)[:, None]
+            value = _tile(values + origin * v_row, entry, seen, v_row, DV // WIDE, BV // WIDE)
+            if PAIRS:
+                value, value_odd = _halves(value, FLOAT8, NARROW)
             if TILES > 1:
                 value = _dequantised(
-                    value, _scales(value_scales, here, seen, vs_row, kv_head * vs_head, TILES), DTYPE, TILES
+                    value, _scales(value_scales + origin * vs_row, entry, seen, vs_row, TILES), DTYPE, TILES
                 )
         result = tl.dot(weight.to(NARROW), value, result * kept[:, None], input_precision="ieee")
+        if PAIRS:
+            result_odd = tl.dot(weight.to(NARROW), value_odd, result_odd * kept[:, None], input_precision="ieee")
 
     total = tl.sum(total, 1)
     # An empty list gives zeros.
-    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
-    channel_v = tl.arange(0, BV)
+    share = 1.0 / tl.where(total == 0.0, 1.0, total)[:, None]
+    channel_v = tl.arange(0, BV // WIDE) * WIDE
     at = out + (row * o_row + head * o_head + split * o_split)[:, None] + channel_v[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=live[:, None] & (channel_v < DV)[None, :])
+    tl.store(at, (result * share).to(out.dtype.element_ty), mask=live[:, None] & (channel_v < DV)[None, :])
+    if PAIRS:
+        tl.store(at + 1, (result_odd * share).to(out.dtype.element_ty), mask=live[:, None] & (channel_v < DV)[None, :])
     if SPLIT:
         log_sum = tl.where(total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
         tl.store(sums + row * s_row + head * s_head + split, log_sum, mask=live)

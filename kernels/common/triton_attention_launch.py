@@ -247,6 +247,10 @@ def read(
             sums = scratch[needed - p.rows * p.place_columns - size :][:size].view(p.rows, p.heads, splits)
             numbers = scratch.view(p.dtype)[: size * p.value_dim]
             parts = numbers.view(p.rows, p.heads, splits, p.value_dim)
+    tiles = 0 if key_scales is None else p.key_dim // TILE
+    if tiles == 1:
+        # Two channels at a time.
+        keys, values = keys.view(torch.int16), None if values is None else values.view(torch.int16)
     tokens, heads = p.blocks
     to = out if parts is None else parts
     grid = p.programs * splits
@@ -299,7 +303,8 @@ def read(
         PAGE=PAGE_TOKENS,
         LISTED=p.listed,
         SHARED=p.shared,
-        TILES=0 if key_scales is None else p.key_dim // TILE,
+        TILES=tiles,
+        FLOAT8=p.kept == torch.float8_e4m3fn,
         SPLIT=splits > 1,
         APART=bool(config["apart"]),
         num_warps=config["warps"],
@@ -407,6 +412,10 @@ def _require_scales(
     whole = p.key_dim % TILE == 0 and p.value_dim == p.key_dim and tiles == next_power_of_2(tiles)
     require(whole, KERNEL, f"quantised entries of 1, 2 or 4 tiles of {TILE} channels, keys and values alike")
     require((values is None) == (value_scales is None), KERNEL, "scales of the values where there are values")
+    for pool in (keys, values):
+        if pool is not None:
+            starts = (pool.storage_offset(), *pool.stride()[:2])
+            require(all(n % 2 == 0 for n in starts), KERNEL, "quantised entries that begin at even bytes")
     for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
         if scales is not None:
             require_tensor(KERNEL, name, scales, (keys.shape[0], p.kv_heads, tiles), (torch.float32,))

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton import cdiv
 
@@ -192,8 +191,9 @@ def choose(
     rows = q.shape[0]
     _require(a, steps, q, keys, weights, out, flag, scratch, batch, q_scales, key_scales, placed)
     quantised = "" if key_scales is None else QUANTISED[keys.dtype]
-    # Two values are converted at once to these. The interpreter multiplies bfloat16 wrongly.
-    exact = tl.float16 if quantised == "e4m3" else tl.bfloat16 if q.is_cuda else tl.float32
+    if quantised:
+        # Two channels at a time.
+        q, keys = q.view(torch.int16), keys.view(torch.int16)
     key_words = keys if key_scales is None else key_scales.view(WORDS[a.dim // GROUP])
     slots = steps.slots
     sizes = [slots * steps.candidates, slots * steps.candidates, slots * steps.parts, slots]
@@ -233,7 +233,6 @@ def choose(
             POOL=a.pool,
             WEIGHTED=weights is not None,
             QUANTISED=quantised,
-            compute=exact,
             num_warps=steps.scores["warps"],
             num_stages=steps.scores["stages"],
         )
@@ -293,6 +292,8 @@ def _require(
         require_tensor(KERNEL, "q_scales", q_scales, (rows, a.heads * a.dim // GROUP), (torch.uint8,))
         groups = a.dim // GROUP
         require_tensor(KERNEL, "key_scales", key_scales, (keys.shape[0], groups), (torch.uint8,))
+        pairs = all(x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0 for x in (q, keys))
+        require(pairs, KERNEL, "quantised q and keys whose rows begin at even bytes")
         whole = key_scales.stride(0) % groups == 0 and key_scales.storage_offset() % groups == 0
         require(whole, KERNEL, f"key_scales whose rows begin at multiples of {groups} bytes")
     require((weights is not None) == (a.score == "relu_weighted"), KERNEL, f"weights as score {a.score} has them")

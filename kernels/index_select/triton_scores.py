@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from day0.kernels.common.triton_math import pairs_of_float8, pairs_of_int8, prefetch
 from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 
 
@@ -17,21 +18,25 @@ def ordered(scores):
 
 
 @triton.jit
-def dequantised(values, exponents, M: tl.constexpr, D: tl.constexpr, FP8: tl.constexpr, compute: tl.constexpr):
-    """values [M, D] uint8 (e4m3 bits) or int8, each group of 32 times 2^(its exponent - the largest of the row + 7).
-
-    Gives them with 2^(largest - 127) [M] float32: the values mean their product times 2^-7. exponents: [M, D // 32]
-    int32. float16 holds e4m3 values exactly down to 2^-22 of the row's largest scale (what is smaller is rounded at
-    2^-31 of it), bfloat16 int8 values always. Both are what conversions of two at once give.
-    """
-    largest = tl.max(exponents, axis=1)
-    scales = ((tl.maximum(exponents - largest[:, None], -126 - 7) + 127 + 7) << 23).to(tl.float32, bitcast=True)
+def _parted(pairs, FP8: tl.constexpr):
+    """Even and odd channels of int16 pairs of e4m3 or int8 values, as float16, which holds both exactly."""
     if FP8:
-        real = values.to(tl.float8e4nv, bitcast=True).to(compute)
+        even, odd = pairs_of_float8(pairs)
     else:
-        real = values.to(compute)
-    grouped = tl.reshape(real, [M, D // 32, 32]) * scales.to(compute)[:, :, None]
-    return tl.reshape(grouped, [M, D]), (largest << 23).to(tl.float32, bitcast=True)
+        even, odd = pairs_of_int8(pairs)
+    return even, odd
+
+
+@triton.jit
+def _group_of_queries(q_at, s_at, used, largest, group: tl.constexpr, FP8: tl.constexpr):
+    """(even, odd channels) [16, queries] of a group of 32, times 2^(its exponent - the largest of the query + 7).
+
+    float16 holds both forms exactly down to 2^-22 of the largest scale (what is smaller is rounded at 2^-31 of it).
+    """
+    exponent = tl.load(s_at + group, mask=used, other=0).to(tl.int32)
+    scale = ((tl.maximum(exponent - largest, -126 - 7) + 127 + 7) << 23).to(tl.float32, bitcast=True).to(tl.float16)
+    even, odd = _parted(tl.load(q_at + 16 * group, mask=used[:, None], other=0), FP8)
+    return tl.trans(even * scale[:, None]), tl.trans(odd * scale[:, None])
 
 
 @triton.jit
@@ -44,12 +49,23 @@ def _place_of(pages, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
         return entry_of(pages, candidate, candidate < last, ENTRIES)
 
 
+@triton.jit
+def _exponents_of(key_scales, place, stride, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
+    """The exponents of a tile of keys [B], those of a key as one integer; `place` from `_place_of`."""
+    column = tl.arange(0, B)
+    if ENTRIES % B == 0:
+        e_at = key_scales + place * stride + column * stride
+    else:
+        e_at = key_scales + place * stride
+    return tl.load(e_at, mask=at + column < last, other=0)
+
+
 @triton.jit(do_not_specialize=["first_block", "sequences", "k"])
 def score_kernel(
-    q,  # [N, HEADS * D]
+    q,  # [N, HEADS * D]; where QUANTISED, pairs of channels as int16
     q_scales,  # [N, HEADS * D // 32] uint8 exponents where QUANTISED
     weights,  # [N, HEADS] where WEIGHTED
-    keys,  # [pool rows, D]
+    keys,  # [pool rows, D], the same
     key_scales,  # [pool rows] uint8 exponents where QUANTISED, the D // 32 of a row as one integer
     page_table,  # [S, P]
     cu_seqlens,  # [S + 1]
@@ -77,7 +93,6 @@ def score_kernel(
     POOL: tl.constexpr,
     WEIGHTED: tl.constexpr,
     QUANTISED: tl.constexpr,  # "", "e4m3", "int8"
-    compute: tl.constexpr,
 ):
     """Programs (block of R query rows, split of what they see): `ordered` scores of the split's candidates.
 
@@ -107,32 +122,41 @@ def score_kernel(
     if begin >= last:
         return
 
+    pages = page_table + sequence * page_stride
+    # A sector for every fourth page: tiles follow each other faster than memory answers.
+    page = begin // ENTRIES + tl.arange(0, 128) * 4
+    prefetch(pages + page, page * ENTRIES < last)
     head = tl.arange(0, R * H) % H
     query_row = first + tl.arange(0, R * H) // H
     used = (head < HEADS) & (query_row < end)
-    channel = tl.arange(0, D)
-    group = tl.arange(0, D // 32)
-    q_at = q + query_row[:, None] * q_stride + head[:, None] * D + channel[None, :]
-    queries = tl.load(q_at, mask=used[:, None], other=0)
-    if QUANTISED != "":
-        s_at = q_scales + query_row[:, None] * q_scale_stride + head[:, None] * (D // 32) + group[None, :]
-        q_exponents = tl.load(s_at, mask=used[:, None], other=0)
-        q_exponents = q_exponents.to(tl.int32)
-        queries, q_factor = dequantised(queries, q_exponents, R * H, D, QUANTISED == "e4m3", compute)
-    queries = tl.trans(queries)
     share = tl.full([R * H], 1.0, tl.float32)
     if WEIGHTED:
         share = tl.load(weights + query_row * weight_stride + head, mask=used, other=0.0).to(tl.float32)
     share = share * scale
-    if QUANTISED != "":
-        share = share * (q_factor * 2.0**-14)
+    if QUANTISED == "":
+        channel = tl.arange(0, D)
+        q_at = q + query_row[:, None] * q_stride + head[:, None] * D + channel[None, :]
+        queries = tl.trans(tl.load(q_at, mask=used[:, None], other=0))
+    else:
+        # Groups of 32 channels, read two by two.
+        channel = tl.arange(0, 16)
+        q_at = q + query_row[:, None] * q_stride + head[:, None] * (D // 2) + channel[None, :]
+        s_at = q_scales + query_row * q_scale_stride + head * (D // 32)
+        largest = tl.full([R * H], 0, tl.int32)
+        for g in tl.static_range(D // 32):
+            largest = tl.maximum(largest, tl.load(s_at + g, mask=used, other=0).to(tl.int32))
+        queries = ()
+        for g in tl.static_range(D // 32):
+            queries = queries + (_group_of_queries(q_at, s_at, used, largest, g, QUANTISED == "e4m3"),)
+        share = share * ((largest << 23).to(tl.float32, bitcast=True) * 2.0**-7)
 
-    pages = page_table + sequence * page_stride
     column = tl.arange(0, B)
     mine = scores + ((number * R + tl.arange(0, R)).to(tl.int64) * score_stride)[None, :]
     nan = tl.zeros([B, R], tl.int32)
     # Where the next tile is is looked up one tile ahead: a look-up in the same step would halve the tiles on their way.
     ahead = _place_of(pages, begin, last, B, ENTRIES)
+    if QUANTISED != "":
+        exponents_ahead = _exponents_of(key_scales, ahead, key_scale_stride, begin, last, B, ENTRIES)
     for at in range(begin, last, B):
         candidate = at + column
         seen = candidate < last
@@ -140,24 +164,28 @@ def score_kernel(
         ahead = _place_of(pages, at + B, last, B, ENTRIES)
         if ENTRIES % B == 0:
             tile_at = keys + place * key_stride + (column[:, None] * key_stride + channel[None, :])
-            e_at = key_scales + place * key_scale_stride + column * key_scale_stride
         else:
             tile_at = keys + place[:, None] * key_stride + channel[None, :]
-            e_at = key_scales + place * key_scale_stride
-        tile = tl.load(tile_at, mask=seen[:, None], other=0)
-        if QUANTISED != "":
-            together = tl.load(e_at, mask=seen, other=0)
-            exponents = ((together[:, None] >> (8 * group)[None, :].to(together.dtype)) & 0xFF).to(tl.int32)
-            tile, factor = dequantised(tile, exponents, B, D, QUANTISED == "e4m3", compute)
-        hits = tl.maximum(tl.dot(tile, queries, input_precision="ieee"), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if QUANTISED == "":
+            tile = tl.load(tile_at, mask=seen[:, None], other=0)
+            hits = tl.dot(tile, queries, input_precision="ieee")
+        else:
+            # Scales are put on the products: putting them on keys would carry those through shared memory once more.
+            exponents = exponents_ahead
+            exponents_ahead = _exponents_of(key_scales, ahead, key_scale_stride, at + B, last, B, ENTRIES)
+            hits = tl.zeros([B, R * H], tl.float32)
+            for g in tl.static_range(D // 32):
+                even, odd = _parted(tl.load(tile_at + 16 * g, mask=seen[:, None], other=0), QUANTISED == "e4m3")
+                part = tl.dot(even, queries[g][0], input_precision="ieee")
+                part = tl.dot(odd, queries[g][1], part, input_precision="ieee")
+                factor = (((exponents >> (8 * g)).to(tl.int32) & 0xFF) << 23).to(tl.float32, bitcast=True)
+                hits += part * factor[:, None]
+        hits = tl.maximum(hits, 0.0, propagate_nan=tl.PropagateNan.ALL)
         hits = hits * share[None, :]
         if H != HEADS:
             # An infinite key makes NaN of the padding heads' zeros.
             hits = tl.where((head < HEADS)[None, :], hits, 0.0)
         sums = tl.sum(tl.reshape(hits, [B, R, H]), axis=2)
-        if QUANTISED != "":
-            # Powers of two above 0: they come out of relu and sums.
-            sums = sums * factor[:, None]
         counts = candidate[:, None] < visible[None, :]
         nan = nan | (counts & (sums != sums)).to(tl.int32)
         tl.store(mine + candidate[:, None], ordered(sums), mask=counts & seen[:, None])

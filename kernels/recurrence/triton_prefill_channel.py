@@ -9,15 +9,14 @@ above 1. Between the two blocks of a chunk the pivot is their boundary.
 import triton
 import triton.language as tl
 
+from day0.kernels.common.triton_math import exp2_fast, reciprocal_fast
 from day0.kernels.recurrence.triton_prefill_chunk import (
     BLOCK,
     CHUNK,
     chunk_base,
-    exp2_fast,
     inverse_norms,
     log_decay,
     operand,
-    reciprocal_fast,
     sequence_of,
     stack,
     store_inverse,

@@ -11,7 +11,6 @@ A decay per head splits off as exp(G_i - G_j) on the product of rows (triton_pre
 not: it is put on the two factors around a pivot (triton_prefill_bounded, triton_prefill_channel).
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -28,25 +27,6 @@ _BLOCK = tl.constexpr(BLOCK)
 _HALF = tl.constexpr(BLOCK // 2)
 _SEARCHED = tl.constexpr(64)
 _INTERPRETED = tl.constexpr(INTERPRETED)
-_PTX = tl.constexpr(not INTERPRETED and torch.version.cuda is not None)
-
-
-@triton.jit
-def exp2_fast(x):
-    """2^x without the steps that keep denormal results, which no decay needs: zero there."""
-    if _PTX:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return tl.exp2(x)
-
-
-@triton.jit
-def reciprocal_fast(x):
-    """1 / x to the last place or so; zero where the result would be denormal."""
-    if _PTX:
-        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return 1.0 / x
 
 
 @triton.jit
