@@ -155,6 +155,13 @@ def relative_l2(x: Tensor, exact: Tensor) -> float:
     return float((x.detach().cpu().double() - reference).norm()) / (norm or 1.0)
 
 
+def allowed_error(plain_error: float, dtype: torch.dtype) -> float:
+    """How large an error against float64 may be where the plain reference in this dtype has that one."""
+    # Half a unit in the last place: the rounding that a result in this dtype cannot avoid, and that tensor cores give
+    # the operands of what goes into a float32 state.
+    return ALLOWED_RATIO * plain_error + torch.finfo(dtype).eps / 2
+
+
 def _finding(
     case: str, step: int, what: str, exact: Tensor, plain: Tensor, tested: Tensor, dtype: torch.dtype
 ) -> Finding:
@@ -162,10 +169,8 @@ def _finding(
         differing = float((tested.cpu() != exact).sum())
         return Finding(case, step, what, differing, 0.0, 0.0)
     error, plain_error = relative_l2(tested, exact), relative_l2(plain, exact)
-    # Half a unit in the last place: the rounding that a result in this dtype cannot avoid, and that tensor cores give
-    # the operands of what goes into a float32 state.
-    rounding = torch.finfo(dtype).eps / 2 if exact.dtype == torch.float64 else 0.0
-    return Finding(case, step, what, error, plain_error, ALLOWED_RATIO * plain_error + rounding)
+    bound = allowed_error(plain_error, dtype) if exact.dtype == torch.float64 else ALLOWED_RATIO * plain_error
+    return Finding(case, step, what, error, plain_error, bound)
 
 
 def _steps(

@@ -4,8 +4,17 @@ from functools import partial
 
 import torch
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations, time_us
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+    time_us,
+)
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.linear.triton_product import MATRIX, VECTOR, bucket, product, workspace
 
@@ -35,14 +44,15 @@ def _prepare(tokens: int, in_features: int, out_features: int) -> Prepared:
     def cublas(i: int) -> None:
         torch.mm(xs[i], weights[i].t(), out=outs[i])
 
-    def error() -> float:
+    def compare() -> Deviation:
         run(chosen, 0)
-        return relative_l2(outs[0], xs[0].double() @ weights[0].double().T)
+        return deviation((outs[0], xs[0] @ weights[0].T, xs[0].double() @ weights[0].double().T))
 
     moved = weight_bytes + 2 * tokens * (in_features + out_features)
     flops = 2.0 * tokens * in_features * out_features
     peers: dict[str, Run] = {"cuBLAS": cublas}
-    return Prepared(sets, partial(run, chosen), Floor(moved, flops, written=2 * tokens * out_features), peers, error)
+    floor = Floor(moved, flops, written=2 * tokens * out_features)
+    return Prepared(sets, partial(run, chosen), floor, compare, peers)
 
 
 BENCHES = tuple(
