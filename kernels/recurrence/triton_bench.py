@@ -49,12 +49,12 @@ class Step:
     out: Tensor
 
     @staticmethod
-    def random(a: RecurrenceAttributes, sequences: int) -> "Step":
+    def random(a: RecurrenceAttributes, sequences: int, device: str = "cuda") -> "Step":
         channels = 2 * a.key_heads * a.key_dim + a.value_heads * a.value_dim
         values = a.value_heads * a.value_dim
 
         def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.randn(*shape, device="cuda").to(dtype)
+            return torch.randn(*shape, device=device).to(dtype)
 
         batch = Batch.pack(
             [[0]] * sequences,
@@ -62,7 +62,7 @@ class Step:
             slots=torch.randperm(sequences).tolist(),
             pages=[[]] * sequences,
             phase="decode",
-            device="cuda",
+            device=device,
         )
         return Step(
             a=a,
@@ -79,8 +79,8 @@ class Step:
             window=normal(sequences, channels, TAPS - 1),
             state=normal(sequences, a.value_heads, a.key_dim, a.value_dim, dtype=torch.float32),
             batch=batch,
-            scratch=triton_decode.workspace(a, sequences, "cuda"),
-            out=torch.full((sequences, values), math.nan, device="cuda", dtype=torch.bfloat16),
+            scratch=triton_decode.workspace(a, sequences, device),
+            out=torch.full((sequences, values), math.nan, device=device, dtype=torch.bfloat16),
         )
 
     def bytes(self) -> float:
