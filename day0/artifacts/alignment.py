@@ -13,12 +13,12 @@ Verdict = Literal["holds", "does not hold", "inconclusive"]
 Mode = Literal["propagated", "isolated"]
 
 
-def _json_number(value: float) -> float:
+def json_number(value: float) -> float:
+    """JSON has no infinity and no NaN: what is infinitely wrong is the largest float."""
     return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
 
 
-# JSON has no infinity and no NaN: what is infinitely wrong is the largest float.
-Figure = Annotated[float, AfterValidator(_json_number)]
+Figure = Annotated[float, AfterValidator(json_number)]
 
 
 class Row(Record):

@@ -7,6 +7,7 @@ import typer
 
 from day0.cli.common import command, gate
 from day0.cli.output import Output
+from day0.errors import Day0Error
 
 _HELP = "Kinds of operators, or other kernels (default: all)"
 Kinds = Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help=_HELP)]
@@ -29,7 +30,7 @@ def test(
     """
     import torch
 
-    from day0.errors import Day0Error
+    from day0.artifacts.alignment import json_number
     from day0.kernels.common.conformance import findings
     from day0.kernels.common.triton_launch import INTERPRETED
     from day0.kernels.registry import declared
@@ -54,8 +55,8 @@ def test(
                     "kind": kind,
                     "case": case.name,
                     "worst": f"{worst.what}, step {worst.step}",
-                    "error": worst.error,
-                    "bound": worst.bound,
+                    "error": json_number(worst.error),
+                    "bound": json_number(worst.bound),
                     "verdict": "holds" if all(f.holds for f in found) else "does not hold",
                 }
             )
@@ -76,10 +77,12 @@ def bench(
     """Time the fused kernels beside their floor and their peers on this machine's GPU, in one run
 
     A time is the median over replays of a CUDA graph that goes through more inputs than the cache holds; the floor is
-    the larger of bytes over the measured bandwidth and operations over the measured rate.
+    the larger of bytes over the measured bandwidth and operations over the measured rate. Ends with 1 where a result's
+    error is over its bound: at most twice the plain reference's own and one rounding; of counts of wrong results, 0.
 
     Example: day0 kernels bench recurrence --json
     """
+    from day0.artifacts.alignment import json_number
     from day0.kernels.common.triton_bench import measure_ceilings, run_bench
     from day0.kernels.registry import declared
 
@@ -87,12 +90,16 @@ def bench(
     with out.progress("measuring the device's ceilings"):
         ceilings = measure_ceilings()
     rows: list[dict[str, Any]] = []
+    over: list[str] = []
     for kind in _named(kinds):
         for one in declared(kind, "triton_bench", "BENCHES"):
             if match not in f"{one.operator} {one.shape}":
                 continue
             with out.progress(f"{one.operator}, {one.shape}"):
                 row = run_bench(one, ceilings, with_peers=peers)
+            found = row.deviation
+            if not found.holds:
+                over.append(f"{row.operator}, {row.shape} ({found.error:.3g}, at most {found.bound:.3g})")
             rows.append(
                 {
                     "operator": row.operator,
@@ -102,7 +109,9 @@ def bench(
                     "of_floor": round(row.of_floor, 3),
                     "peer": row.peer,
                     "peer_us": None if row.peer_us is None else round(row.peer_us, 2),
-                    "error": row.error,
+                    "error": json_number(found.error),
+                    "bound": json_number(found.bound),
+                    "verdict": "holds" if found.holds else "does not hold",
                     "goal": row.goal,
                     "peers": dict(row.others),
                 }
@@ -110,11 +119,22 @@ def bench(
     _need_any(rows, match)
     facts = {**asdict(ceilings), **_machine()}
     out.table(rows, columns=[k for k in rows[0] if k != "peers"])
-    out.document({**facts, "rows": rows})
+    verdict = "does not hold" if over else "holds"
+    out.document({**facts, "verdict": verdict, "rows": rows})
+    if over:
+        raise _Over(f"over the bound of its error: {'; '.join(over)}")
+
+
+class _Over(Day0Error):
+    """A figure of a kernel whose results are wrong is no figure."""
+
+    exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="its times stand for nothing: run `day0 kernels test` on its kind")
 
 
 def _named(kinds: list[str] | None) -> list[str]:
-    from day0.errors import Day0Error
     from day0.kernels.registry import kernel_folders
 
     unknown = sorted(set(kinds or ()) - set(kernel_folders()))
@@ -124,16 +144,12 @@ def _named(kinds: list[str] | None) -> list[str]:
 
 
 def _need_any(rows: list[dict[str, Any]], match: str) -> None:
-    from day0.errors import Day0Error
-
     if not rows:
         raise Day0Error(f"nothing to run has {match!r} in its name", hint="leave --match out to see all names")
 
 
 def _need_gpu() -> None:
     import torch
-
-    from day0.errors import Day0Error
 
     if not torch.cuda.is_available():
         raise Day0Error("this machine has no CUDA device", hint="run it on a machine with a GPU")

@@ -11,8 +11,7 @@ from torch.nn.functional import conv1d, silu
 from day0.kernels.causal_conv import triton_conv
 from day0.kernels.causal_conv.reference import causal_conv
 from day0.kernels.causal_conv.schema import CausalConvAttributes
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, rotations, time_us
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, deviation, rotations, time_us
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import Batch
 
@@ -50,14 +49,18 @@ class _Set:
         y = conv1d(padded, self.weight.unsqueeze(1), padding=A.window, groups=A.channels)
         return silu(y[0, :, : self.x.shape[0]].T)
 
-    def error(self) -> float:
-        window = self.window.cpu().double()
+    def reference(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Output and new window of the plain reference on the CPU."""
+        x, weight, window = (t.cpu().to(dtype, copy=True) for t in (self.x, self.weight, self.window))
         moved: dict[str, Any] = {name: x.cpu() for name, x in vars(self.batch).items() if isinstance(x, Tensor)}
-        batch = replace(self.batch, **moved)
-        exact = causal_conv(A, self.x.cpu().double(), weight=self.weight.cpu().double(), batch=batch, window=window)
-        assert isinstance(exact, Tensor)
+        out = causal_conv(A, x, weight=weight, batch=replace(self.batch, **moved), window=window)
+        assert isinstance(out, Tensor)
+        return out, window
+
+    def compare(self) -> Deviation:
+        plain, exact = self.reference(self.x.dtype), self.reference(torch.float64)
         self.run()
-        return max(relative_l2(self.out, exact), relative_l2(self.window, window))
+        return deviation(*zip((self.out, self.window), plain, exact, strict=True))
 
 
 def _prepare(lengths: list[int], context: int) -> Prepared:
@@ -80,7 +83,7 @@ def _prepare(lengths: list[int], context: int) -> Prepared:
             "torch conv1d": lambda i: inputs[i].plain(),
             "torch.compile": lambda i: compiled(inputs[i]),
         },
-        error=inputs[0].error,
+        compare=inputs[0].compare,
     )
 
 

@@ -96,49 +96,63 @@ class _Side:
         return tuple(_flatten(result))
 
 
+class _Problem:
+    """A case's ports and weights, rounded to a dtype, and the pages and slots that its sequences own."""
+
+    def __init__(self, kind: Kind[Any], case: Case, dtype: torch.dtype, seed: int) -> None:
+        self.kind, self.case = kind, case
+        a = kind.parse(case.attributes)
+        generator = torch.Generator().manual_seed(seed)
+        lengths = [sum(chunk) for chunk in case.chunks]
+        sequences = [case.ports(a, n, generator) for n in lengths]
+        # The ports' rounding is nobody's error: all sides get the same values.
+        self.ports = [tuple(_rounded(port, dtype) for port in ports) for ports in sequences]
+        self.weights = {
+            name: _rounded_weight(kind, a, name, w, dtype) for name, w in case.weights(a, generator).items()
+        }
+        order = random.Random(seed)
+        needed = [-(-n // PAGE_TOKENS) for n in lengths]
+        self.total, self.slots = sum(needed) + 3, len(lengths) + 2
+        free = order.sample(range(self.total), sum(needed))
+        self.pages = [[free.pop() for _ in range(n)] for n in needed]
+        self.owned = order.sample(range(self.slots), len(lengths))
+
+    def run(self, implementation: str, dtype: torch.dtype, device: str) -> Iterator[dict[str, Tensor]]:
+        """Per step the outputs and what the sequences then have of each state component, by name."""
+        side = _Side(self.kind, implementation, self.case, dtype, device, self.total, self.slots)
+        for number, (active, batch_of, ports) in enumerate(_steps(self.case, self.ports, self.pages, self.owned)):
+            assert active, "a step without any tokens"
+            found = {f"output {i}": x for i, x in enumerate(side.step(ports, self.weights, batch_of(device)))}
+            done = [sum(chunk[: number + 1]) for chunk in self.case.chunks]
+            for component in self.kind.components(side.attributes):
+                found[component.name] = _state(side.memory[component.name], component, self.pages, self.owned, done)
+            yield found
+
+
 def check(
     kind_name: str, implementation: str, case: Case, *, dtype: torch.dtype, device: str = "cpu", seed: int = 0
 ) -> list[Finding]:
     """Run a case on an implementation, the plain reference in the same dtype and in float64; one finding per output
     of a step and per state component after it."""
-    kind = get_kind(kind_name)
-    a = kind.parse(case.attributes)
-    generator = torch.Generator().manual_seed(seed)
-    lengths = [sum(chunk) for chunk in case.chunks]
-    sequences = [case.ports(a, n, generator) for n in lengths]
-    # The ports' rounding is nobody's error: all three sides get the same values.
-    rounded = [tuple(_rounded(port, dtype) for port in ports) for ports in sequences]
-    weights = {name: _rounded_weight(kind, a, name, w, dtype) for name, w in case.weights(a, generator).items()}
-    order = random.Random(seed)
-    needed = [-(-n // PAGE_TOKENS) for n in lengths]
-    total, slots = sum(needed) + 3, len(lengths) + 2
-    free = order.sample(range(total), sum(needed))
-    pages = [[free.pop() for _ in range(n)] for n in needed]
-    owned = order.sample(range(slots), len(lengths))
-    exact, plain, tested = (
-        _Side(kind, name, case, d, where, total, slots)
-        for name, d, where in (
-            (REFERENCE, torch.float64, "cpu"),
-            (REFERENCE, dtype, "cpu"),
-            (implementation, dtype, device),
-        )
+    problem = _Problem(get_kind(kind_name), case, dtype, seed)
+    sides = (
+        problem.run(REFERENCE, torch.float64, "cpu"),
+        problem.run(REFERENCE, dtype, "cpu"),
+        problem.run(implementation, dtype, device),
     )
-    findings: list[Finding] = []
-    for number, (active, batch_of, ports) in enumerate(_steps(case, rounded, pages, owned)):
-        outputs = [side.step(ports, weights, batch_of(side.device)) for side in (exact, plain, tested)]
-        names = [f"output {i}" for i in range(len(outputs[0]))]
-        found = {name: (outputs[0][i], outputs[1][i], outputs[2][i]) for i, name in enumerate(names)}
-        for component in kind.components(a):
-            done = [sum(case.chunks[s][: number + 1]) for s in range(len(lengths))]
-            states = [
-                _state(side.memory[component.name], component, pages, owned, done) for side in (exact, plain, tested)
-            ]
-            found[component.name] = (states[0], states[1], states[2])
-        findings += [
-            _finding(case.name, number, what, *three, dtype) for what, three in found.items() if three[0].numel()
-        ]
-        assert active, "a step without any tokens"
-    return findings
+    return [
+        _finding(case.name, number, what, exact[what], plain[what], tested[what], dtype)
+        for number, (exact, plain, tested) in enumerate(zip(*sides, strict=True))
+        for what in exact
+        if exact[what].numel()
+    ]
+
+
+def results(
+    kind_name: str, implementation: str, case: Case, *, dtype: torch.dtype, device: str = "cpu", seed: int = 0
+) -> Iterator[dict[str, Tensor]]:
+    """What `check` looks at of the implementation, step by step: its outputs and its sequences' memory, by name."""
+    return _Problem(get_kind(kind_name), case, dtype, seed).run(implementation, dtype, device)
 
 
 def findings(folder: str, case: Case | OwnCase, *, dtype: torch.dtype, device: str, seed: int = 0) -> list[Finding]:
@@ -155,6 +169,13 @@ def relative_l2(x: Tensor, exact: Tensor) -> float:
     return float((x.detach().cpu().double() - reference).norm()) / (norm or 1.0)
 
 
+def allowed_error(plain_error: float, dtype: torch.dtype) -> float:
+    """How large an error against float64 may be where the plain reference in this dtype has that one."""
+    # Half a unit in the last place: the rounding that a result in this dtype cannot avoid, and that tensor cores give
+    # the operands of what goes into a float32 state.
+    return ALLOWED_RATIO * plain_error + torch.finfo(dtype).eps / 2
+
+
 def _finding(
     case: str, step: int, what: str, exact: Tensor, plain: Tensor, tested: Tensor, dtype: torch.dtype
 ) -> Finding:
@@ -162,10 +183,8 @@ def _finding(
         differing = float((tested.cpu() != exact).sum())
         return Finding(case, step, what, differing, 0.0, 0.0)
     error, plain_error = relative_l2(tested, exact), relative_l2(plain, exact)
-    # Half a unit in the last place: the rounding that a result in this dtype cannot avoid, and that tensor cores give
-    # the operands of what goes into a float32 state.
-    rounding = torch.finfo(dtype).eps / 2 if exact.dtype == torch.float64 else 0.0
-    return Finding(case, step, what, error, plain_error, ALLOWED_RATIO * plain_error + rounding)
+    bound = allowed_error(plain_error, dtype) if exact.dtype == torch.float64 else ALLOWED_RATIO * plain_error
+    return Finding(case, step, what, error, plain_error, bound)
 
 
 def _steps(

@@ -7,13 +7,15 @@ import torch
 import triton
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
+from day0.kernels.common.numerics import upcast
 from day0.kernels.common.triton_attention_launch import TILE, problem, read
-from day0.kernels.common.triton_bench import Floor, Prepared, rotations, time_us
+from day0.kernels.common.triton_bench import Deviation, Floor, Prepared, deviation, rotations, time_us
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 
 DTYPE = torch.bfloat16
+# Keys, and values where they are not the keys: numbers [entries, heads, channels], and their scales where quantised.
+_Kept = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None] | None]
 
 
 @dataclass(frozen=True)
@@ -126,27 +128,37 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
+def dequantise(values: Tensor, scales: Tensor) -> Tensor:
+    """What `quantise` stands for, in float64."""
+    tiles: Tensor = values.double().unflatten(-1, (-1, TILE)) * scales.double()[..., None]
+    return tiles.flatten(-2)
+
+
 def prepare(shape: Shape) -> Prepared:
     """Ours, tuned for the shape on these inputs, and its peers."""
     x = Inputs(shape)
     plain = _reader(x, x.keys, x.values)
     peers: dict[str, Callable[[int], object]] = {}
+    kept: _Kept = (x.keys, None), None if x.values is None else (x.values, None)
     if shape.quantised is None:
         ours = plain
         peers = _peers(x)
     else:
-        kept_keys, key_scales = quantise(x.keys, shape.quantised)
-        kept_values, value_scales = (None, None) if x.values is None else quantise(x.values, shape.quantised)
+        kept = quantise(x.keys, shape.quantised), None if x.values is None else quantise(x.values, shape.quantised)
+        (kept_keys, key_scales), (kept_values, value_scales) = kept[0], kept[1] or (None, None)
         ours = _reader(x, kept_keys, kept_values, key_scales, value_scales)
         peers["ours in bf16"] = plain
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
         # The first rows, and the last, which see most.
         rows = sorted({*range(min(shape.rows, 4)), shape.rows - 1})
-        return relative_l2(x.out[0, rows], torch.stack([_exact(x, row) for row in rows]))
+        plain, exact = (
+            torch.stack([_attended(x, kept, row, dtype) for row in rows]) for dtype in (DTYPE, torch.float64)
+        )
+        return deviation((x.out[0, rows], plain, exact))
 
-    return Prepared(x.sets, ours, shape.floor(), peers, error)
+    return Prepared(x.sets, ours, shape.floor(), compare, peers)
 
 
 def _reader(
@@ -247,19 +259,24 @@ def _sdpa(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, scale=scale).flatten(1, 2)
 
 
-def _exact(x: Inputs, query: int) -> Tensor:
-    """The first set's result of a row in float64, from the keys and values before any quantisation."""
+def _attended(x: Inputs, kept: _Kept, query: int, dtype: torch.dtype) -> Tensor:
+    """The first set's result of a row in plain torch, of the keys and values as they are kept: what quantising them
+    costs is not the read's error."""
     listed = x.indices[0]
     if listed is None:
         rows = x.rows(0)[query // x.shape.tokens, : int(x.own[query]) + 1]
     else:
         rows = x.rows(0)[query][listed[query] >= 0]
-    keys = x.keys[rows].double()
-    values = keys if x.values is None else x.values[rows].double()
-    q = x.q[0][query].double().unflatten(0, (keys.shape[1], -1))
-    scores = torch.einsum("ghd,tgd->ght", q, keys)
+
+    def entries(pool: Tensor, scales: Tensor | None) -> Tensor:
+        return (pool[rows] if scales is None else dequantise(pool[rows], scales[rows])).to(dtype)
+
+    keys = entries(*kept[0])
+    values = keys if kept[1] is None else entries(*kept[1])
+    q = x.q[0][query].to(dtype).unflatten(0, (keys.shape[1], -1))
+    scores = torch.einsum("ghd,tgd->ght", upcast(q), upcast(keys))
     q_rope = x.q_rope[0]
     if q_rope is not None and x.rope_keys is not None:
-        rotary = q_rope[query].double().unflatten(0, (keys.shape[1], -1))
-        scores = scores + torch.einsum("ghd,td->ght", rotary, x.rope_keys[rows].double())
-    return torch.einsum("ght,tgd->ghd", (scores * x.scale).softmax(-1), values).flatten(0, 1)
+        rotary = q_rope[query].to(dtype).unflatten(0, (keys.shape[1], -1))
+        scores = scores + torch.einsum("ghd,td->ght", upcast(rotary), upcast(x.rope_keys[rows].to(dtype)))
+    return torch.einsum("ght,tgd->ghd", (scores * x.scale).softmax(-1).to(dtype), values).flatten(0, 1)

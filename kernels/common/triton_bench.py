@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
+from day0.kernels.common.conformance import allowed_error, relative_l2
 
 Run = Callable[[int], object]  # runs on the input set of that number
 
@@ -40,14 +43,26 @@ class Ceilings:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """How far a result is from what it should be, and how far it may be: relative L2, or a count of what is wrong."""
+
+    error: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.bound  # NaN does not hold
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Input sets on the device, and what runs on them. `error` compares `ours` with the float64 reference (rel. L2)."""
+    """Input sets on the device, and what runs on them. `compare` runs `ours` on one set and holds it to its bound."""
 
     sets: int
     ours: Run
     floor: Floor
+    compare: Callable[[], Deviation]
     peers: Mapping[str, Run] = field(default_factory=dict)
-    error: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,23 @@ class Bench:
     shape: str
     prepare: Callable[[], Prepared]
     goal: str = ""
+
+
+def wrong(count: float) -> Deviation:
+    """Of a count of wrong results, of which there may be none."""
+    return Deviation(float(count), 0.0)
+
+
+def deviation(*results: tuple[Tensor, Tensor, Tensor]) -> Deviation:
+    """The worst of results (ours, the plain reference's, float64) of bfloat16 inputs, by the rule of `conformance`.
+
+    The worst is the one that is furthest beyond its bound, or nearest to it; NaN is worse than any number.
+    """
+    found = []
+    for ours, plain, exact in results:
+        bound = allowed_error(relative_l2(plain, exact), torch.bfloat16)
+        found.append(Deviation(relative_l2(ours, exact), bound))
+    return max(found, key=lambda d: (not d.holds, d.error / d.bound))
 
 
 def rotations(bytes_per_set: float) -> int:
@@ -151,7 +183,7 @@ def _captured(run: Run, sets: int) -> tuple[Callable[[], object], str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured line. Times in microseconds, `error` relative L2 against float64 (None: not compared)."""
+    """One measured line. Times in microseconds."""
 
     operator: str
     shape: str
@@ -159,7 +191,7 @@ class Row:
     floor_us: float
     peer: str
     peer_us: float | None
-    error: float | None
+    deviation: Deviation
     goal: str = ""
     others: Mapping[str, float] = field(default_factory=dict)
 
@@ -172,7 +204,7 @@ class Row:
 def run_bench(bench: Bench, ceilings: Ceilings, *, with_peers: bool = True) -> Row:
     """Compare, then time ours and every peer in turn, ours again last; ours is the mean of its two medians."""
     prepared = bench.prepare()
-    error = prepared.error() if prepared.error is not None else None
+    found = prepared.compare()
     first, _ = time_us(prepared.ours, prepared.sets)
     peers: dict[str, float] = {}
     for name, run in prepared.peers.items() if with_peers else ():
@@ -187,7 +219,7 @@ def run_bench(bench: Bench, ceilings: Ceilings, *, with_peers: bool = True) -> R
         floor_us=ceilings.floor_us(prepared.floor),
         peer=best,
         peer_us=peers.get(best),
-        error=error,
+        deviation=found,
         goal=bench.goal,
         others=peers,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, median_seconds, rotations, wrong
 from day0.kernels.index_select.reference import index_scores
 from day0.kernels.index_select.schema import IndexSelectAttributes
 from day0.kernels.index_select.triton_cases import misplaced, score_error
@@ -157,18 +157,18 @@ def _prepare(
         ours=ours,
         floor=floor,
         peers=runs,
-        error=partial(_misplaced_rows, a, sets[-1], ours, len(sets) - 1),
+        compare=partial(_misplaced_rows, a, sets[-1], ours, len(sets) - 1),
     )
 
 
-def _misplaced_rows(a: IndexSelectAttributes, s: _Set, ours: Run, number: int) -> float:
-    """How many of up to 8 queries are answered wrongly, for the scores of these very inputs in float64: 0 is right."""
+def _misplaced_rows(a: IndexSelectAttributes, s: _Set, ours: Run, number: int) -> Deviation:
+    """How many of up to 8 queries are answered wrongly, for the scores of these very inputs in float64."""
     s.out.fill_(-7)
     ours(number)
     rows = torch.linspace(0, s.q.shape[0] - 1, min(8, s.q.shape[0]), device="cuda").long()
     per_page = PAGE_TOKENS // a.pool
     q, keys = (s.q, s.keys) if s.scales is None else (dequantise(s.q, s.scales[0]), dequantise(s.keys, s.scales[1]))
-    wrong = 0
+    count = 0
     for row in rows.tolist():
         sequence = row * s.batch.sequences // s.q.shape[0]
         pages = s.batch.page_table[sequence]
@@ -177,8 +177,8 @@ def _misplaced_rows(a: IndexSelectAttributes, s: _Set, ours: Run, number: int) -
         weights = None if s.weights is None else s.weights[one]
         exact = None if weights is None else weights.double()
         scores, _ = index_scores(a, q[one].double(), mine.double(), exact, position)
-        wrong += len(misplaced(a, s.out[one], scores, score_error(a, q[one], mine, weights), position))
-    return float(wrong)
+        count += len(misplaced(a, s.out[one], scores, score_error(a, q[one], mine, weights), position))
+    return wrong(count)
 
 
 def _choose(a: IndexSelectAttributes, steps: Plan, s: _Set, flag: Tensor, scratch: Tensor) -> None:

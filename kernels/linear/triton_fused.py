@@ -1,11 +1,12 @@
-"""Matrix product of a few tokens in Triton; of many it is PyTorch's, which reaches its floor there."""
+"""Matrix product of at most 8 tokens in Triton, where it beats cuBLAS; of more it is PyTorch's (see contract.py)."""
 
 import torch
 from torch import Tensor
 
 from day0.kernels.linear import reference
+from day0.kernels.linear.contract import FEW_ROWS
 from day0.kernels.linear.schema import LinearAttributes
-from day0.kernels.linear.triton_product import MAX_TOKENS, config_for, product, workspace
+from day0.kernels.linear.triton_product import config_for, product, workspace
 
 
 def linear(
@@ -15,8 +16,11 @@ def linear(
     weight: Tensor,  # [out_features, in_features]
     bias: Tensor | None = None,  # [out_features]
 ) -> Tensor | tuple[Tensor, ...]:  # [N, out_features], or its parts
-    """As the reference: y = scale * (x W^T + b), then the split."""
-    if x.shape[0] > MAX_TOKENS:
+    """As the reference: y = scale * (x W^T + b), then the split.
+
+    Which product runs is decided by the shape of x alone, so that a CUDA graph may hold either.
+    """
+    if x.shape[0] > FEW_ROWS:
         return reference.linear(a, x, weight=weight, bias=bias)
     config = config_for(x.shape[0], a.in_features, a.out_features)
     y = x.new_empty(x.shape[0], a.out_features)

@@ -5,6 +5,8 @@ One token is a sum of products per output row, without tensor cores: as many wei
 at once. More tokens, up to 64, are a product with tiles of the weight as the left operand and the tokens as the right
 one, so that a few tokens still make a full tile of the tensor cores. Where the output is too narrow to keep the device
 busy, the columns are split, too, and the parts are added in a fixed order by a second launch.
+
+The implementation takes fewer (FEW_ROWS in contract.py); `day0 kernels bench linear` shows why.
 """
 
 import triton

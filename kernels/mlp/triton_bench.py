@@ -5,8 +5,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+)
 from day0.kernels.mlp.triton_activation import SPACE, activate, bucket
 
 CLAMP = 7.0
@@ -32,15 +40,15 @@ def _prepare(tokens: int, hidden: int) -> Prepared:
     torch._dynamo.reset()
     compiled = torch.compile(_step, dynamic=False)
 
-    def error() -> float:
+    def compare() -> Deviation:
         run(chosen, 0)
-        return relative_l2(outs[0], _step(inners[0].double()))
+        return deviation((outs[0], _step(inners[0]), _step(inners[0].double())))
 
     peers: dict[str, Run] = {
         "torch eager": lambda i: _step(inners[i]),
         "torch.compile": lambda i: compiled(inners[i]),
     }
-    return Prepared(sets, partial(run, chosen), Floor(moved, written=outs[0].nbytes), peers, error)
+    return Prepared(sets, partial(run, chosen), Floor(moved, written=outs[0].nbytes), compare, peers)
 
 
 BENCHES = tuple(Bench("clamped SwiGLU", f"{n} x 8192", partial(_prepare, n, 8192)) for n in (64, 4096))

@@ -5,8 +5,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+)
 from day0.kernels.norm.reference import norm as reference
 from day0.kernels.norm.schema import NormAttributes
 from day0.kernels.norm.triton_norm import SPACE, bucket, normalise
@@ -38,11 +46,15 @@ def _prepare(a: NormAttributes, tokens: int, channels: int, adds: bool) -> Prepa
     torch._dynamo.reset()
     compiled = torch.compile(step, dynamic=False)
 
-    def error() -> float:
+    def compare() -> Deviation:
         run(chosen, 0)
-        total = totals[0] if adds else xs[0]
+        total, plain = step(xs[0], others[0])
+        # The norm is of the rounded sum, as in the reference: what rounding the sum costs is the sum's own error.
         gate = others[0].double() if a.gate != "none" else None
-        return relative_l2(outs[0], reference(a, total.double(), gate, weight=weight.double()))
+        normed = (outs[0], plain, reference(a, total.double(), gate, weight=weight.double()))
+        if not adds:
+            return deviation(normed)
+        return deviation(normed, (totals[0], total, xs[0].double() + others[0].double()))
 
     peers: dict[str, Run] = {
         "torch eager": lambda i: step(xs[i], others[i]),
@@ -52,7 +64,7 @@ def _prepare(a: NormAttributes, tokens: int, channels: int, adds: bool) -> Prepa
         peers["torch rms_norm"] = lambda i: torch.nn.functional.rms_norm(xs[i], (a.dim,), weight, a.eps)
     written = (2 if adds else 1) * outs[0].nbytes
     floor = Floor(passes * tokens * channels * 2 + weight.nbytes, written=written)
-    return Prepared(sets, partial(run, chosen), floor, peers, error)
+    return Prepared(sets, partial(run, chosen), floor, compare, peers)
 
 
 BENCHES = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, rotations
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, rotations, wrong
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 from day0.kernels.quantize.reference import GROUP, TILE, quantize_groups, quantize_tiles
 from day0.kernels.quantize.triton_cases import differing
@@ -26,17 +26,17 @@ def _rows(rows: int, channels: int, form: str, scales: torch.dtype) -> Prepared:
     def ours(i: int) -> None:
         quantize(xs[i], *outs[i])
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
         # On the CPU: on a GPU torch divides by a number by multiplying with its inverse, which rounds twice.
         exact = reference(xs[0].cpu(), form)
-        return float(sum(differing(a.cpu(), b) for a, b in zip(outs[0], exact, strict=True)))
+        return wrong(sum(differing(a.cpu(), b) for a, b in zip(outs[0], exact, strict=True)))
 
     peers: dict[str, Run] = {
         "torch eager": lambda i: reference(xs[i], form),
         "torch.compile": lambda i: compiled(xs[i], form),
     }
-    return Prepared(sets, ours, Floor(moved, written=written), peers, error)
+    return Prepared(sets, ours, Floor(moved, written=written), compare, peers)
 
 
 def _paged(sequences: int, channels: int) -> Prepared:
@@ -69,19 +69,18 @@ def _paged(sequences: int, channels: int) -> Prepared:
             pool.view(torch.uint8)[to] = packed.view(torch.uint8)
             scale[to] = each
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        wrong = 0
+        count = 0
         for port, pool, scale in zip(ports[0], values, scales, strict=True):
             packed, each = quantize_tiles(port.cpu(), "e4m3")
-            wrong += differing(pool.view(torch.uint8)[to].cpu(), packed.view(torch.uint8))
-            wrong += differing(scale[to].cpu(), each)
-        return float(wrong)
+            count += differing(pool.view(torch.uint8)[to].cpu(), packed.view(torch.uint8))
+            count += differing(scale[to].cpu(), each)
+        return wrong(count)
 
     written = 2 * sequences * (channels + channels // TILE * 4)
-    return Prepared(
-        sets, ours, Floor(4 * sequences * channels + written, written=written), {"torch eager": eager}, error
-    )
+    floor = Floor(4 * sequences * channels + written, written=written)
+    return Prepared(sets, ours, floor, compare, {"torch eager": eager})
 
 
 BENCHES = (

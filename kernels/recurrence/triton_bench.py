@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, rotations, time_us
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, deviation, rotations, time_us
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import Batch
 from day0.kernels.recurrence import triton_decode
@@ -50,12 +49,12 @@ class Step:
     out: Tensor
 
     @staticmethod
-    def random(a: RecurrenceAttributes, sequences: int) -> "Step":
+    def random(a: RecurrenceAttributes, sequences: int, device: str = "cuda") -> "Step":
         channels = 2 * a.key_heads * a.key_dim + a.value_heads * a.value_dim
         values = a.value_heads * a.value_dim
 
         def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.randn(*shape, device="cuda").to(dtype)
+            return torch.randn(*shape, device=device).to(dtype)
 
         batch = Batch.pack(
             [[0]] * sequences,
@@ -63,7 +62,7 @@ class Step:
             slots=torch.randperm(sequences).tolist(),
             pages=[[]] * sequences,
             phase="decode",
-            device="cuda",
+            device=device,
         )
         return Step(
             a=a,
@@ -80,8 +79,8 @@ class Step:
             window=normal(sequences, channels, TAPS - 1),
             state=normal(sequences, a.value_heads, a.key_dim, a.value_dim, dtype=torch.float32),
             batch=batch,
-            scratch=triton_decode.workspace(a, sequences, "cuda"),
-            out=torch.full((sequences, values), math.nan, device="cuda", dtype=torch.bfloat16),
+            scratch=triton_decode.workspace(a, sequences, device),
+            out=torch.full((sequences, values), math.nan, device=device, dtype=torch.bfloat16),
         )
 
     def bytes(self) -> float:
@@ -130,16 +129,13 @@ class Step:
         o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + EPS) * cast(self.norm_weight)
         return o.flatten(1) * torch.sigmoid(cast(self.gate[rows])), s, inputs[..., 1:]
 
-    def error(self) -> float:
-        """The worst of output, state and window of the first sequences against float64."""
+    def compare(self) -> Deviation:
+        """The worst of output, state and window of the first sequences."""
         some = slice(0, COMPARED)
-        exact = self.plain(some, torch.float64)
+        plain, exact = self.plain(some), self.plain(some, torch.float64)
         self.run()
         slots = self.batch.slots[some]
-        return max(
-            relative_l2(x, y)
-            for x, y in zip((self.out[some], self.state[slots], self.window[slots]), exact, strict=True)
-        )
+        return deviation(*zip((self.out[some], self.state[slots], self.window[slots]), plain, exact, strict=True))
 
 
 def _tune(a: RecurrenceAttributes, sequences: int, sets: int) -> None:
@@ -198,7 +194,7 @@ def _prepare(a: RecurrenceAttributes, sequences: int, compiled: bool) -> Prepare
             bytes=steps[0].bytes(), written=steps[0].state.nbytes + steps[0].window.nbytes + steps[0].out.nbytes
         ),
         peers=peers,
-        error=steps[0].error,
+        compare=steps[0].compare,
     )
 
 

@@ -1,15 +1,23 @@
 """Speed of the recurrence's prefill beside fla's chunked kernels, fed with the same inputs and gates."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+)
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import Batch
 from day0.kernels.interface.kind import Work
@@ -78,20 +86,28 @@ def _prepare(a: RecurrenceAttributes, sequences: int, length: int) -> Prepared:
     blocks_space(a).tune(key, lambda config: median_seconds(lambda: ours(0, blocks=config)))
     walk_space(a, torch.bfloat16).tune(key, lambda config: median_seconds(lambda: ours(0, walk=config)))
 
-    def error() -> float:
-        ours(0)
-        few = min(_COMPARED, length)
-        wide = [None if p is None else p[:few].double() for p in inputs[0]]
-        owned = {name: None if w is None else w.double() for name, w in extra.items()}
+    few = min(_COMPARED, length)
+
+    def token_loop(ports: Sequence[Tensor | None], owned: Mapping[str, Any], kept: Tensor) -> Tensor:
+        """The reference over the first tokens of the first sequence, which starts from nothing."""
         one = Batch.pack([[0] * few], context_lens=[0], slots=[0], pages=[[]], device="cuda")
-        exact = reference.recurrence(a, *wide, **owned, batch=one, state=state[:1].double())  # type: ignore[arg-type]
-        return relative_l2(outputs[0][:few], exact)
+        q, k, v, decay, beta = ports
+        assert q is not None and k is not None and v is not None
+        return reference.recurrence(a, q, k, v, decay, beta, **owned, batch=one, state=kept)
+
+    def compare() -> Deviation:
+        ours(0)
+        some = [None if p is None else p[:few] for p in inputs[0]]
+        wide = [None if p is None else p.double() for p in some]
+        owned = {name: None if w is None else w.double() for name, w in extra.items()}
+        plain, exact = token_loop(some, extra, state[:1].clone()), token_loop(wide, owned, state[:1].double())
+        return deviation((outputs[0][:few], plain, exact))
 
     def torch_chunked(i: int) -> Tensor:
         return chunked.recurrence(a, *inputs[i], **extra, batch=batches[i], state=state)
 
     peers = _fla(a, inputs, extra, sequences, length) | ({"torch chunked": torch_chunked} if n <= 4096 else {})
-    return Prepared(sets, ours, Floor(moved, work.flops), peers, error)
+    return Prepared(sets, ours, Floor(moved, work.flops), compare, peers)
 
 
 def _fla(

@@ -7,8 +7,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations, time_us
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+    time_us,
+)
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.residual_mix import reference, triton_attention, triton_gated_streams, triton_mhc
 from day0.kernels.residual_mix.schema import ResidualMixAttributes, weights
@@ -56,6 +65,18 @@ def _post_pre(a: ResidualMixAttributes, owned: Mapping[str, Tensor], h: Tensor, 
     return new, reference.pre(a, new, **owned)
 
 
+def _reads(
+    a: ResidualMixAttributes, ours: list[Tensor], h: Tensor, owned: Mapping[str, Tensor]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What `pre` gives of a stream and how `post` mixes it, for `deviation`: ours, the plain reference's, float64."""
+
+    def read(h: Tensor, owned: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        x, mix = reference.pre(a, h, **owned)
+        return (x, *mix) if isinstance(mix, tuple) else (x, mix)
+
+    return list(zip(ours, read(h, owned), read(h.double(), _double(owned)), strict=True))
+
+
 def _mhc(tokens: int) -> Prepared:
     a, owned = MHC, _weights(MHC)
     moved = 2 * (2 * a.streams + 2) * tokens * a.width
@@ -87,12 +108,13 @@ def _mhc(tokens: int) -> Prepared:
     step = partial(_post_pre, a, owned)
     compiled = _compiled(step)
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        h, y = hs[0][:COMPARED].double(), ys[0][:COMPARED].double()
-        new = reference.post(a, h, y, tuple(m[:COMPARED].double() for m in mixes[0]))
-        x, _ = reference.pre(a, news[0][:COMPARED].double(), **_double(owned))
-        return max(relative_l2(news[0][:COMPARED], new), relative_l2(outs[0][0][:COMPARED], x))
+        h, y, gates, mixing, new, *read = (t[:COMPARED] for t in (hs[0], ys[0], *mixes[0], news[0], *outs[0]))
+        written = reference.post(a, h, y, (gates, mixing))
+        exact = reference.post(a, h.double(), y.double(), (gates.double(), mixing.double()))
+        # The read is of the stream as it was written.
+        return deviation((new, written, exact), *_reads(a, read, new, owned))
 
     rows = (2 + a.streams) * a.streams
     mix_bytes = 2 * tokens * 4 * a.streams * (1 + a.streams)
@@ -105,7 +127,7 @@ def _mhc(tokens: int) -> Prepared:
         "torch eager": lambda i: step(hs[i], ys[i], *mixes[i]),
         "torch.compile": lambda i: compiled(hs[i], ys[i], *mixes[i]),
     }
-    return Prepared(sets, ours, floor, peers, error)
+    return Prepared(sets, ours, floor, compare, peers)
 
 
 def _gated(tokens: int) -> Prepared:
@@ -137,12 +159,12 @@ def _gated(tokens: int) -> Prepared:
     step = partial(_post_pre, a, owned)
     compiled = _compiled(step)
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        new = reference.post(a, *(z[0][:COMPARED].double() for z in (hs, ys, mixes)))
-        x, mix = reference.pre(a, news[0][:COMPARED].double(), **_double(owned))
-        pairs = (news[0], new), (outs[0][0], x), (outs[0][1], mix)
-        return max(relative_l2(got[:COMPARED], want) for got, want in pairs if isinstance(want, Tensor))
+        h, y, mix, new, *read = (t[:COMPARED] for t in (hs[0], ys[0], mixes[0], news[0], *outs[0]))
+        written, exact = reference.post(a, h, y, mix), reference.post(a, h.double(), y.double(), mix.double())
+        # The read is of the stream as it was written.
+        return deviation((new, written, exact), *_reads(a, read, new, owned))
 
     floor = Floor(
         moved + sum(w.nbytes for w in owned.values()),
@@ -153,7 +175,7 @@ def _gated(tokens: int) -> Prepared:
         "torch eager": lambda i: step(hs[i], ys[i], mixes[i]),
         "torch.compile": lambda i: compiled(hs[i], ys[i], mixes[i]),
     }
-    return Prepared(sets, ours, floor, peers, error)
+    return Prepared(sets, ours, floor, compare, peers)
 
 
 def _attention(tokens: int) -> Prepared:
@@ -178,17 +200,15 @@ def _attention(tokens: int) -> Prepared:
 
     compiled = _compiled(step)
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        x, p = reference.pre(a, hs[0][:COMPARED].double(), **_double(owned))
-        assert isinstance(p, Tensor)
-        return max(relative_l2(outs[0][0][:COMPARED], x), relative_l2(outs[0][1][:COMPARED], p))
+        return deviation(*_reads(a, [t[:COMPARED] for t in outs[0]], hs[0][:COMPARED], owned))
 
     peers: dict[str, Run] = {"torch eager": lambda i: step(hs[i]), "torch.compile": lambda i: compiled(hs[i])}
     written = 2 * tokens * a.width + 4 * tokens * a.sources
     floor = Floor(moved + 4 * tokens * a.sources, written=written)
     theirs = _fla(hs, owned["query"], owned["key_weight"], a)
-    return Prepared(sets, ours, floor, peers | theirs, error)
+    return Prepared(sets, ours, floor, compare, peers | theirs)
 
 
 def _fla(hs: list[Tensor], query: Tensor, key_weight: Tensor, a: ResidualMixAttributes) -> dict[str, Run]:

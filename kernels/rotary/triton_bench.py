@@ -5,8 +5,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.conformance import relative_l2
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, median_seconds, rotations
+from day0.kernels.common.triton_bench import (
+    Bench,
+    Deviation,
+    Floor,
+    Prepared,
+    Run,
+    deviation,
+    median_seconds,
+    rotations,
+)
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 from day0.kernels.rotary.reference import rotary as reference
 from day0.kernels.rotary.schema import RotaryAttributes
@@ -43,12 +51,12 @@ def _alone(tokens: int) -> Prepared:
     key = bucket(tokens * Q_HEADS, A.head_dim)
     chosen = dict(SPACE.tune(key, lambda config: median_seconds(lambda: run(dict(config), 0))))
 
-    def error() -> float:
+    def compare() -> Deviation:
         run(chosen, 0)
-        return relative_l2(outs[0], reference(A, xs[0].double(), batch=batch))
+        return deviation((outs[0], reference(A, xs[0], batch=batch), reference(A, xs[0].double(), batch=batch)))
 
     peers: dict[str, Run] = {"torch eager": lambda i: reference(A, xs[i], batch=batch)}
-    return Prepared(sets, partial(run, chosen), Floor(moved, written=moved / 2), peers, error)
+    return Prepared(sets, partial(run, chosen), Floor(moved, written=moved / 2), compare, peers)
 
 
 def _into_the_cache(sequences: int, new: int, context: int) -> Prepared:
@@ -74,12 +82,15 @@ def _into_the_cache(sequences: int, new: int, context: int) -> Prepared:
         v_pool[entries] = vs[i].view(tokens, KV_HEADS, A.head_dim)
         return reference(A, qs[i], batch=batch)
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        pairs = (outs[0], qs[0]), (k_pool[entries].flatten(1), ks[0])
-        return max(relative_l2(got, reference(A, x.double(), batch=batch)) for got, x in pairs)
+        turned = (
+            (got, reference(A, x, batch=batch), reference(A, x.double(), batch=batch))
+            for got, x in ((outs[0], qs[0]), (k_pool[entries].flatten(1), ks[0]))
+        )
+        return deviation(*turned, (v_pool[entries].flatten(1), vs[0], vs[0].double()))
 
-    return Prepared(sets, ours, Floor(moved, written=moved / 2), {"torch eager": eager}, error)
+    return Prepared(sets, ours, Floor(moved, written=moved / 2), compare, {"torch eager": eager})
 
 
 BENCHES = (

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared, Run, rotations
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, rotations, wrong
 from day0.kernels.sample.reference import allowed
 from day0.kernels.sample.triton_sample import sample, workspace
 
@@ -13,7 +13,7 @@ VOCABULARY = 151_936
 
 
 def _prepare(rows: int, temperature: float, top_k: int, top_p: float) -> Prepared:
-    """Logits whose nucleus has some hundred tokens. `error`: rows that drew what they may not."""
+    """Logits whose nucleus has some hundred tokens. What may be wrong: rows that drew what they may not."""
     sets = rotations(4 * rows * VOCABULARY)
     many = [3 * torch.randn(rows, VOCABULARY, device="cuda") for _ in range(sets)]
     outs = [torch.empty(rows, dtype=torch.int64, device="cuda") for _ in range(sets)]
@@ -44,16 +44,16 @@ def _prepare(rows: int, temperature: float, top_k: int, top_p: float) -> Prepare
         place = (p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True)
         return ids.gather(1, place)
 
-    def error() -> float:
+    def compare() -> Deviation:
         ours(0)
-        wrong = 0
+        count = 0
         for row in range(min(rows, 8)):
             mask, _ = allowed(many[0][row].cpu(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.0)
-            wrong += not mask[outs[0][row]]
-        return float(wrong)
+            count += not mask[outs[0][row]]
+        return wrong(count)
 
     peers: dict[str, Run] = {"torch.sort": by_sorting, "torch.topk alone": lambda i: many[i].topk(50, dim=-1)}
-    return Prepared(sets, ours, Floor(4.0 * rows * VOCABULARY), peers, error)
+    return Prepared(sets, ours, Floor(4.0 * rows * VOCABULARY), compare, peers)
 
 
 BENCHES = tuple(

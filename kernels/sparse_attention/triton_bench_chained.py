@@ -8,7 +8,7 @@ from torch import Tensor
 from day0.kernels.common.conformance import relative_l2
 from day0.kernels.common.triton_attention_bench import DTYPE, Inputs, Shape
 from day0.kernels.common.triton_attention_launch import problem, read
-from day0.kernels.common.triton_bench import Bench, Floor, Prepared
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared
 from day0.kernels.index_select.schema import IndexSelectAttributes
 from day0.kernels.index_select.triton_choose import choose, plan, workspace
 from day0.kernels.sparse_attention.triton_chained import choose_and_read, place_columns
@@ -75,18 +75,19 @@ def _prepare(sequences: int, context: int) -> Prepared:
             config=config,
         )
 
-    def error() -> float:
+    def compare() -> Deviation:
+        """With the two apart, to the bit: the same sums in the same order."""
         apart(0)
         want = x.out[0].clone()
         one_call(0)
-        return relative_l2(x.out[0], want)
+        return Deviation(relative_l2(x.out[0], want), 0.0)
 
     floor = x.shape.floor()
     index_bytes = sequences * (context * _DIM + _HEADS * _DIM + _HEADS) * 2
     # Lists need not be written or read.
     bytes_moved = floor.bytes - sequences * _WIDTH * 8 + index_bytes
     flops = floor.flops + 2.0 * sequences * context * _HEADS * _DIM
-    return Prepared(x.sets, one_call, Floor(bytes_moved, flops, floor.written), {"apart": apart}, error)
+    return Prepared(x.sets, one_call, Floor(bytes_moved, flops, floor.written), compare, {"apart": apart})
 
 
 def _bench(name: str, sequences: int, context: int) -> Bench:

@@ -1,11 +1,14 @@
-"""linear/triton against float64: the cases of the contract, every configuration, wider rows, what is not finite."""
+"""linear/triton against float64: the cases of the contract, every configuration, wider rows, what is not finite; and
+that it is PyTorch's product where that is faster."""
 
 import pytest
 import torch
 
 from day0.kernels.common.conformance import check, relative_l2
 from day0.kernels.common.triton_launch import ContractError
-from day0.kernels.linear.contract import TRITON
+from day0.kernels.linear import triton_fused
+from day0.kernels.linear.contract import FEW_ROWS, TRITON
+from day0.kernels.linear.schema import LinearAttributes
 from day0.kernels.linear.triton_cases import CASES
 from day0.kernels.linear.triton_product import MATRIX, VECTOR, product, workspace
 
@@ -35,7 +38,9 @@ def test_case(case, device, dtype):
 
 @pytest.mark.parametrize(("device", "dtype"), ON)
 @pytest.mark.parametrize(
-    ("tokens", "config"), [(1, c) for c in VECTOR.configs] + [(t, c) for t in (2, 19) for c in MATRIX.configs], ids=str
+    ("tokens", "config"),
+    [(1, c) for c in VECTOR.configs] + [(t, c) for t in (2, 19, 64) for c in MATRIX.configs],
+    ids=str,
 )
 def test_every_configuration_gives_the_same_product(tokens, config, device, dtype):
     """More columns than two splits of one tile hold; views into wider rows; scratch that held NaN; twice the same."""
@@ -48,6 +53,22 @@ def test_every_configuration_gives_the_same_product(tokens, config, device, dtyp
     # One rounding of the result, the rest is added up in float32.
     assert relative_l2(out, exact) <= torch.finfo(dtype).eps / 2
     assert torch.equal(run(x, weight, config, bias=bias, scale=0.5), out)
+
+
+@pytest.mark.parametrize(("device", "dtype"), ON)
+@pytest.mark.parametrize(("tokens", "packed"), [(0, True), (1, True), (FEW_ROWS, True), (FEW_ROWS + 1, False)])
+def test_the_packed_product_is_of_few_rows(monkeypatch, tokens, packed, device, dtype):
+    calls = []
+
+    def counted(x, *args, **more):
+        calls.append(len(x))
+        product(x, *args, **more)
+
+    monkeypatch.setattr(triton_fused, "product", counted)
+    a = LinearAttributes(in_features=40, out_features=33)
+    x, weight = torch.ones(tokens, 40, device=device, dtype=dtype), torch.ones(33, 40, device=device, dtype=dtype)
+    y = triton_fused.linear(a, x, weight=weight)
+    assert y.shape == (tokens, 33) and (y == 40).all() and calls == ([tokens] if packed else [])
 
 
 @pytest.mark.parametrize(("device", "dtype"), ON)
@@ -99,6 +120,8 @@ def test_refusals_come_before_the_launch():
     [
         ("phase", "phase", "prefill", False),
         ("phase", "phase", "verify", True),
+        ("shape", "tokens_per_sequence", 8, True),
+        ("shape", "tokens_per_sequence", 9, False),
         ("attribute", "softcap", 30.0, False),
         ("attribute", "float32", True, False),
         ("dtype", "activation", "float32", False),
@@ -109,6 +132,7 @@ def test_contract(subject, name, value, taken):
     facts = {
         "attribute": {"in_features": 8, "out_features": 8, "softcap": 0.0, "float32": False},
         "phase": {"phase": "decode"},
+        "shape": {"tokens_per_sequence": 1},
         "dtype": {"activation": "bfloat16"},
         "device": {"type": "cuda", "triton": True},
     }
