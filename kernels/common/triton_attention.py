@@ -10,7 +10,16 @@ serves all of them. Scores are in base 2: the scale comes multiplied by log2(e).
 import triton
 import triton.language as tl
 
-from day0.kernels.common.triton_math import exp2_fast, log2_fast, pairs_of_float8, pairs_of_int8, prefetch
+from day0.kernels.common.triton_math import (
+    await_launch_before,
+    exp2_fast,
+    let_next_launch_start,
+    log2_fast,
+    pairs_of_float8,
+    pairs_of_int8,
+    prefetch,
+    prefetch_to_l2,
+)
 
 
 @triton.jit
@@ -68,13 +77,21 @@ def _place_listed(
 
 @triton.jit
 def _tile(pool, rows, seen, row_stride, D: tl.constexpr, B: tl.constexpr):
-    """[rows, B] entries of rows from `pool` on, zero where not seen (what nobody wrote is never read) and past the D channels."""
+    """[rows, B] entries of rows from `pool` on, zero past the D channels and where not seen: what nobody wrote is not read."""
     channel = tl.arange(0, B)
     at = pool + ((rows * row_stride)[:, None] + channel[None, :])
     if D == B:
         return tl.load(at, mask=seen[:, None], other=0.0)
     else:
         return tl.load(at, mask=seen[:, None] & (channel < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _fetch(pool, rows, row_stride, D: tl.constexpr, B: tl.constexpr):
+    """Asks for listed rows of 16-bit entries, line by line."""
+    channel = tl.arange(0, B // 16 if B < 64 else B // 64) * (16 if B < 64 else 64)
+    at = pool + (rows.to(tl.int64) * row_stride)[:, None] + channel[None, :]
+    prefetch_to_l2(at, (rows >= 0)[:, None] & (channel < D)[None, :])
 
 
 @triton.jit
@@ -215,6 +232,8 @@ def attend(
     SPLIT: tl.constexpr,
     FLOAT8: tl.constexpr,
     APART: tl.constexpr,
+    FETCH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Grid: [blocks of tokens x splits x blocks of heads], heads fastest: they read neighbouring bytes.
 
@@ -226,7 +245,8 @@ def attend(
     and `sums` takes each part's log2 of the sum of exponentials; else `out` is the result. APART: the weights come from
     a branch that is always taken. The compiler lays the warps of a product that goes into another one along its rows,
     so that with 64 rows the second half repeats the work of the first; from a branch it does not see where the product
-    goes.
+    goes. FETCH: listed rows of the next tile are asked for at the start of one, where their copies to shared memory are
+    sent off at its end only (two stages). EARLY: `places` are written by the launch before, which may still be at it.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BH - 1) // BH
     HEAD_BLOCKS: tl.constexpr = KV_HEADS * GROUP_BLOCKS
@@ -244,6 +264,8 @@ def attend(
     block = tl.num_programs(0) // (HEAD_BLOCKS * splits) - 1 - program // (HEAD_BLOCKS * splits)
     sequence, start, first, count = query_block(cu_seqlens, sequences, rows, block, BT, BS)
     if count <= 0:
+        if EARLY:
+            await_launch_before()
         return
     in_group = program % GROUP_BLOCKS * BH + tl.arange(0, M) % BH
     token = tl.arange(0, M) // BH
@@ -260,6 +282,8 @@ def attend(
     hi = tl.minimum(lo + part, length)
     if SPLIT:
         if lo >= hi:
+            if EARLY:
+                await_launch_before()
             tl.store(sums + row * s_row + head * s_head + split, tl.full([M], float("-inf"), tl.float32), mask=live)
             return
 
@@ -284,7 +308,8 @@ def attend(
         if indices is not None:
             indices += first.to(tl.int64) * i_row
             _place_listed(indices, places, lo, hi, until, page_table, table_row, sequence, last, PAGE, 1024)
-        ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
+        if not EARLY:
+            ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
     else:
         # A tile lies in one page, whose number is read one tile ahead.
         page_table += sequence.to(tl.int64) * table_row
@@ -307,20 +332,32 @@ def attend(
         query_r = tl.load(at, mask=live[:, None] & (channel_r < DR)[None, :], other=0.0)
     else:
         query_r = query
+    if EARLY:
+        await_launch_before()
+        let_next_launch_start()
+        ahead = tl.load(places + lo + column, mask=lo + column < until, other=-1)
 
+    if FETCH:
+        soon = tl.load(places + lo + BN + column, mask=lo + BN + column < until, other=-1)
     for begin in range(lo, hi, BN):
+        if FETCH:
+            _fetch(keys, soon, k_row, DK, BK)
+            if DR > 0:
+                _fetch(rope_keys, soon, r_row, DR, BR)
+            soon = tl.load(places + tl.minimum(begin + 2 * BN, until - BN) + column)
         if LISTED:
             entry = ahead.to(tl.int64)
             seen = ahead >= 0
             wrong = ahead == -2
             origin = tl.full([], 0, tl.int64)
-            ahead = tl.load(places + begin + BN + column, mask=begin + BN + column < until, other=-1)
+            # Past the end the last tile again, which is not used: a mask's choice of values would wait for the load.
+            ahead = tl.load(places + tl.minimum(begin + BN, until - BN) + column)
         else:
             # From the tile's first row on all offsets are the same in each tile.
             origin = page * PAGE + begin % PAGE
             entry = column
             seen = begin + column < hi
-            page = tl.load(page_table + (begin + BN) // PAGE, mask=(begin + BN < hi) & inside, other=0)
+            page = tl.load(page_table + tl.minimum(begin + BN, hi - 1) // PAGE)
         key = _tile(keys + origin * k_row, entry, seen, k_row, DK // WIDE, BK // WIDE)
         key_odd = key
         if PAIRS:
@@ -411,6 +448,7 @@ def merge(
     DV: tl.constexpr,
     BV: tl.constexpr,
     BP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out = sum_i 2^sums_i parts_i / sum_i 2^sums_i over the splits of a row and head. Grid: [rows * heads, DV / BV].
 
@@ -421,6 +459,8 @@ def merge(
     head = tl.program_id(0) % heads
     split = tl.arange(0, BP)
     channel = tl.program_id(1) * BV + tl.arange(0, BV)
+    if EARLY:
+        await_launch_before()
     log_sum = tl.load(sums + row * s_row + head * s_head + split, mask=split < splits, other=float("-inf"))
     at = parts + row * p_row + head * p_head + split[:, None] * DV + channel[None, :]
     part = tl.load(at, mask=(split < splits)[:, None] & (channel < DV)[None, :], other=0.0)

@@ -12,9 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from day0.kernels.common import triton_attention
 from day0.kernels.common.triton_attention import attend, merge
 from day0.kernels.common.triton_attention_write import write_entries
-from day0.kernels.common.triton_launch import INTERPRETED, ContractError, next_power_of_2, require, require_tensor
+from day0.kernels.common.triton_launch import (
+    INTERPRETED,
+    ContractError,
+    early,
+    next_power_of_2,
+    require,
+    require_tensor,
+)
 from day0.kernels.common.triton_tuning import Config, Space, size_bucket
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 
@@ -29,41 +37,44 @@ PLACES = 64  # columns: a multiple of every tile
 _MERGED = 4096  # numbers of the parts that a program of `merge` joins
 
 # float32, whose products are not for matrix units: a block has to fit in registers.
-_SMALL: Config = {"BN": 32 if INTERPRETED else 16, "warps": 4, "stages": 1, "per_sm": 1, "apart": 0}
+_SMALL: Config = {"BN": 32 if INTERPRETED else 16, "warps": 4, "stages": 1, "per_sm": 1, "apart": 0, "fetch": 0}
 _SMALL_ROWS = 64 if INTERPRETED else 16
 
 
-def _space(name: str, *configs: tuple[int, int, int, int, int]) -> Space:
-    names = ("BN", "warps", "stages", "per_sm", "apart")
-    return Space(f"attention.{name}", __file__, tuple(dict(zip(names, c, strict=True)) for c in configs))
+def _space(name: str, *configs: tuple[int, int, int, int, int, int]) -> Space:
+    names = ("BN", "warps", "stages", "per_sm", "apart", "fetch")
+    made = tuple(dict(zip(names, config, strict=True)) for config in configs)
+    return Space(f"attention.{name}", str(triton_attention.__file__), made)
 
 
-# BN positions a tile; `per_sm` programs a multiprocessor before a sequence is not split further; `apart`: see `attend`.
+# BN positions a tile; `per_sm` programs a multiprocessor before a sequence is not split further; `apart` and `fetch`:
+# see `attend`.
 LATENT = _space(
     "latent",
-    (64, 8, 2, 1, 1),
-    (32, 8, 4, 1, 1),
-    (32, 8, 3, 1, 1),
+    (64, 8, 2, 1, 1, 1),
+    (64, 8, 2, 1, 1, 0),
+    (32, 8, 4, 1, 1, 0),
+    (32, 8, 3, 1, 1, 0),
 )
-WIDE = _space("wide_latent", (32, 8, 3, 1, 1))  # rope keys of more than 64 channels leave room for no more
+WIDE = _space("wide_latent", (32, 8, 3, 1, 1, 0))  # rope keys of more than 64 channels leave room for no more
 FEW = _space(
     "few_rows",
-    (64, 4, 3, 2, 0),
-    (64, 4, 3, 3, 0),
-    (64, 4, 4, 2, 0),
-    (64, 4, 2, 4, 0),
-    (64, 4, 3, 6, 0),
-    (32, 4, 4, 4, 0),
-    (32, 4, 4, 6, 0),
-    (64, 2, 3, 3, 0),
+    (64, 4, 3, 3, 0, 0),
+    (64, 4, 3, 2, 0, 0),
+    (64, 4, 4, 2, 0, 0),
+    (64, 4, 2, 4, 0, 0),
+    (64, 4, 3, 6, 0, 0),
+    (32, 4, 4, 4, 0, 0),
+    (32, 4, 4, 6, 0, 0),
+    (64, 2, 3, 3, 0, 0),
 )
 MANY = _space(
     "many_rows",
-    (64, 8, 2, 1, 0),
-    (64, 8, 3, 1, 0),
-    (64, 4, 2, 2, 0),
-    (64, 4, 3, 2, 0),
-    (32, 4, 3, 2, 0),
+    (64, 8, 2, 1, 0, 0),
+    (64, 8, 3, 1, 0, 0),
+    (64, 4, 2, 2, 0, 0),
+    (64, 4, 3, 2, 0, 0),
+    (32, 4, 3, 2, 0, 0),
 )
 
 
@@ -206,12 +217,14 @@ def read(
     splits: int | None = None,
     config: Config | None = None,
     placed: bool = False,
+    follows: bool = False,
 ) -> None:
     """out = softmax(scale * q k^T) v over the pool rows of each query's positions, which must have been written.
 
     A position listed twice counts twice. -1 lists nothing, a row that sees nothing and rows past cu_seqlens[-1] get
     zeros, and a position that is not one up to the query's own makes the row NaN: no other entry is ever read.
-    `placed`: indices are int32 pool rows, or -1, which are read as they are: for lists that a kernel made.
+    `placed`: indices are int32 pool rows, or -1, which are read as they are: for lists that a kernel made. `follows`:
+    the launch just before this one made them and lets the next start early.
     Raises ContractError before anything runs when tensors do not fit each other or the kernel.
     """
     p = problem(q, keys, values, batch=batch, indices=indices, rope_keys=rope_keys)
@@ -223,6 +236,7 @@ def read(
     if placed:
         fits = indices is not None and indices.dtype == torch.int32 and p.longest % PLACES == 0
         require(fits, KERNEL, f"placed indices in int32 and of a multiple of {PLACES} columns")
+    require(placed or not follows, KERNEL, "placed indices from the launch before")
     config = p.config() if config is None else config
     splits = p.splits(config) if splits is None else splits
     require(PAGE_TOKENS % config["BN"] == 0, KERNEL, f"tiles that divide a page of {PAGE_TOKENS}")
@@ -307,8 +321,11 @@ def read(
         FLOAT8=p.kept == torch.float8_e4m3fn,
         SPLIT=splits > 1,
         APART=bool(config["apart"]),
+        FETCH=bool(config["fetch"]) and p.listed and q.element_size() == 2 and p.kept == p.dtype,
+        EARLY=follows,
         num_warps=config["warps"],
         num_stages=config["stages"],
+        **early(follows),
     )
     if parts is None or sums is None:
         return
@@ -327,7 +344,9 @@ def read(
         DV=p.value_dim,
         BV=width,
         BP=padded,
+        EARLY=follows,
         num_warps=max(padded * width // 2048, 1),
+        **early(follows),
     )
 
 

@@ -120,25 +120,21 @@ def measure_ceilings() -> Ceilings:
     )
 
 
-def median_seconds(launch: Callable[[], object], repeats: int = 9) -> float:
-    """Median seconds of a launch, for tuning; infinite where the device has too little of something to run it."""
+def tuning_seconds(run: Run, sets: int) -> float:
+    """Seconds of a run as `time_us` measures them, for a tuner; infinite where the device has too little of something.
+
+    From a graph and over all sets, as a short kernel launched from the host shows the host's time, and the second-best
+    may be the best on what stays in L2.
+    """
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources
 
     try:
-        launch()
+        run(0)
         torch.cuda.synchronize()
     except (OutOfResources, CompilationError):
         return float("inf")
-    times: list[float] = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        launch()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return time_us(run, sets)[0] / 1e6
 
 
 def time_us(run: Run, sets: int) -> tuple[float, str]:

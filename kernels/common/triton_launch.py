@@ -37,3 +37,8 @@ def require_tensor(
 def next_power_of_2(n: int) -> int:
     """The smallest power of 2 that is at least n and 1 (extent of a Triton block)."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def early(start: bool) -> dict[str, bool]:
+    """Launch options with which a kernel may start before the one before it is over (programmatic dependent launch)."""
+    return {"launch_pdl": True} if start and not INTERPRETED else {}

@@ -94,3 +94,31 @@ def prefetch(pointers, mask):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def prefetch_to_l2(pointers, mask):
+    """Asks for the lines of these addresses as far as L2."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred wanted; setp.ne.s32 wanted, $2, 0; @wanted prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r",
+            [pointers.to(tl.int64), mask.to(tl.int32)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def await_launch_before():
+    """Until the launch before this one is complete, where this one was let start early; else nothing."""
+    if PTX:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_launch_start():
+    """The next launch, where it is made to, may start as soon as all programs of this one have come here or ended."""
+    if PTX:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, median_seconds, rotations, wrong
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, Run, rotations, tuning_seconds, wrong
 from day0.kernels.index_select.reference import index_scores
 from day0.kernels.index_select.schema import IndexSelectAttributes
 from day0.kernels.index_select.triton_cases import misplaced, score_error
@@ -124,7 +124,7 @@ def _prepare(
     sets = [_set(a, sequences, tokens, length, quantised) for _ in range(rotations(key_bytes + query_bytes))]
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
     first = sets[0]
-    steps = tune(a, first, flag)
+    steps = tune(a, sets, flag)
     scratch = workspace(steps, first.q.device)
 
     def ours(i: int) -> None:
@@ -198,19 +198,20 @@ def _choose(a: IndexSelectAttributes, steps: Plan, s: _Set, flag: Tensor, scratc
     )
 
 
-def tune(a: IndexSelectAttributes, s: _Set, flag: Tensor) -> Plan:
+def tune(a: IndexSelectAttributes, sets: list[_Set], flag: Tensor) -> Plan:
     """The fastest configurations for these inputs, measured (scores first, then the merge) unless they are known."""
-    rows, dtype, device = s.q.shape[0], s.q.dtype, s.q.device
-    shape = bucket(a, s.batch, rows, dtype)
+    first = sets[0]
+    rows, dtype, device = first.q.shape[0], first.q.dtype, first.q.device
+    shape = bucket(a, first.batch, rows, dtype)
 
     def measured(**configs: Any) -> float:
-        steps = plan(a, s.batch, rows, dtype, device, **configs)
+        steps = plan(a, first.batch, rows, dtype, device, **configs)
         scratch = workspace(steps, device)
-        return median_seconds(lambda: _choose(a, steps, s, flag, scratch))
+        return tuning_seconds(lambda i: _choose(a, steps, sets[i], flag, scratch), len(sets))
 
     scores = SCORES.tune(shape, lambda c: measured(scores=c))
     SELECT.tune(shape, lambda c: measured(scores=scores, select=c))
-    return plan(a, s.batch, rows, dtype, device)
+    return plan(a, first.batch, rows, dtype, device)
 
 
 def _bench(shape: str, goal: str = "", **options: Any) -> Bench:

@@ -38,11 +38,19 @@ MAX_PARTS = 16
 SCORES = Space(
     "index_select.scores",
     triton_scores.__file__,
-    (
-        {"block": 64, "warps": 4, "stages": 4, "waves": 2, "columns": 128},
-        {"block": 64, "warps": 4, "stages": 3, "waves": 3, "columns": 128},
-        {"block": 128, "warps": 8, "stages": 4, "waves": 1, "columns": 256},
-        {"block": 128, "warps": 8, "stages": 3, "waves": 2, "columns": 256},
+    tuple(
+        {"block": block, "warps": warps, "stages": stages, "waves": waves, "columns": columns}
+        for block, warps, stages, waves, columns in (
+            (64, 4, 4, 2, 128),
+            (64, 4, 3, 3, 128),
+            (64, 4, 4, 3, 128),
+            (64, 4, 3, 4, 128),
+            (64, 4, 2, 6, 128),
+            (64, 4, 6, 2, 128),
+            (128, 8, 4, 1, 256),
+            (128, 8, 3, 2, 256),
+            (128, 4, 3, 2, 128),
+        )
     ),
 )
 # The order of float32 sums follows from the block, so there is only one; such products are for checks.

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from day0.kernels.common.triton_math import pairs_of_float8, pairs_of_int8, prefetch
-from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
+from day0.kernels.index_select.triton_blocks import first_row, sequence_of
 
 
 @triton.jit
@@ -40,24 +40,35 @@ def _group_of_queries(q_at, s_at, used, largest, group: tl.constexpr, FP8: tl.co
 
 
 @triton.jit
-def _place_of(pages, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
-    """Pool rows of the tile of candidates from `at` on: of the first, where tiles lie within pages, or of each."""
+def _pages_of(pages, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
+    """Pages of the tile of candidates from `at` on: of the first, where tiles lie within pages, or of each.
+
+    Past the last candidate its own again: a mask's choice of values would wait for the load.
+    """
     if ENTRIES % B == 0:
-        return entry_of(pages, at, at < last, ENTRIES)
+        return tl.load(pages + tl.minimum(at, last - 1) // ENTRIES)
     else:
-        candidate = at + tl.arange(0, B)
-        return entry_of(pages, candidate, candidate < last, ENTRIES)
+        return tl.load(pages + tl.minimum(at + tl.arange(0, B), last - 1) // ENTRIES)
 
 
 @triton.jit
-def _exponents_of(key_scales, place, stride, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
-    """The exponents of a tile of keys [B], those of a key as one integer; `place` from `_place_of`."""
-    column = tl.arange(0, B)
+def _rows_of(page, at, B: tl.constexpr, ENTRIES: tl.constexpr):
+    """(pool row to count from, rows from it [B]) of a tile, given its pages. Tiles within pages: the same rows always."""
     if ENTRIES % B == 0:
-        e_at = key_scales + place * stride + column * stride
+        return page * ENTRIES + at % ENTRIES, tl.arange(0, B)
     else:
-        e_at = key_scales + place * stride
-    return tl.load(e_at, mask=at + column < last, other=0)
+        return tl.full([], 0, tl.int64), page * ENTRIES + (at + tl.arange(0, B)) % ENTRIES
+
+
+@triton.jit
+def _exponents_of(key_scales, stride, page, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
+    """The exponents of a tile's keys [B], those of a key as one integer; past the last key its own."""
+    if ENTRIES % B == 0:
+        origin = page * ENTRIES + at % ENTRIES
+        return tl.load(key_scales + origin * stride + tl.minimum(tl.arange(0, B), last - 1 - at) * stride)
+    else:
+        candidate = tl.minimum(at + tl.arange(0, B), last - 1)
+        return tl.load(key_scales + (page * ENTRIES + candidate % ENTRIES) * stride)
 
 
 @triton.jit(do_not_specialize=["first_block", "sequences", "k"])
@@ -154,25 +165,20 @@ def score_kernel(
     mine = scores + ((number * R + tl.arange(0, R)).to(tl.int64) * score_stride)[None, :]
     nan = tl.zeros([B, R], tl.int32)
     # Where the next tile is is looked up one tile ahead: a look-up in the same step would halve the tiles on their way.
-    ahead = _place_of(pages, begin, last, B, ENTRIES)
+    page = _pages_of(pages, begin, last, B, ENTRIES)
     if QUANTISED != "":
-        exponents_ahead = _exponents_of(key_scales, ahead, key_scale_stride, begin, last, B, ENTRIES)
+        exponents = _exponents_of(key_scales, key_scale_stride, page, begin, last, B, ENTRIES)
     for at in range(begin, last, B):
         candidate = at + column
         seen = candidate < last
-        place = ahead
-        ahead = _place_of(pages, at + B, last, B, ENTRIES)
-        if ENTRIES % B == 0:
-            tile_at = keys + place * key_stride + (column[:, None] * key_stride + channel[None, :])
-        else:
-            tile_at = keys + place[:, None] * key_stride + channel[None, :]
+        origin, entry = _rows_of(page, at, B, ENTRIES)
+        page = _pages_of(pages, at + B, last, B, ENTRIES)
+        tile_at = keys + origin * key_stride + ((entry * key_stride)[:, None] + channel[None, :])
         if QUANTISED == "":
             tile = tl.load(tile_at, mask=seen[:, None], other=0)
             hits = tl.dot(tile, queries, input_precision="ieee")
         else:
             # Scales are put on the products: putting them on keys would carry those through shared memory once more.
-            exponents = exponents_ahead
-            exponents_ahead = _exponents_of(key_scales, ahead, key_scale_stride, at + B, last, B, ENTRIES)
             hits = tl.zeros([B, R * H], tl.float32)
             for g in tl.static_range(D // 32):
                 even, odd = _parted(tl.load(tile_at + 16 * g, mask=seen[:, None], other=0), QUANTISED == "e4m3")
@@ -180,6 +186,8 @@ def score_kernel(
                 part = tl.dot(odd, queries[g][1], part, input_precision="ieee")
                 factor = (((exponents >> (8 * g)).to(tl.int32) & 0xFF) << 23).to(tl.float32, bitcast=True)
                 hits += part * factor[:, None]
+            following = tl.minimum(at + B, last - 1)
+            exponents = _exponents_of(key_scales, key_scale_stride, page, following, last, B, ENTRIES)
         hits = tl.maximum(hits, 0.0, propagate_nan=tl.PropagateNan.ALL)
         hits = hits * share[None, :]
         if H != HEADS:

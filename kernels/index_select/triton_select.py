@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from day0.kernels.common.triton_math import let_next_launch_start
 from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 
 # Below the key of every score, -inf too: a slot that holds none.
@@ -188,6 +189,7 @@ def select_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrived + slot, 1, sem="acq_rel") < PARTS - 1:
                 return
+            let_next_launch_start()
             count = 0
             for other in tl.static_range(PARTS):
                 # Behind what the parts before kept.

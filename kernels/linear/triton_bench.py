@@ -11,9 +11,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
-    time_us,
+    tuning_seconds,
 )
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.linear.contract import FEW_ROWS
@@ -34,13 +33,8 @@ def _prepare(tokens: int, in_features: int, out_features: int) -> Prepared:
     def run(config: Config, i: int) -> None:
         product(xs[i], weights[i], outs[i], scratch=scratch, config=config)
 
-    def measure(config: Config) -> float:
-        """Over all sets, as the next-best may be the best on weights that stay in L2."""
-        if median_seconds(lambda: run(config, 0), repeats=1) == float("inf"):
-            return float("inf")
-        return time_us(partial(run, config), sets)[0] / 1e6
-
-    chosen = space.tune(bucket(tokens, in_features, out_features), measure)
+    shape = bucket(tokens, in_features, out_features)
+    chosen = space.tune(shape, lambda config: tuning_seconds(partial(run, config), sets))
 
     def cublas(i: int) -> None:
         torch.mm(xs[i], weights[i].t(), out=outs[i])

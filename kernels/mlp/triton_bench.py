@@ -12,8 +12,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
+    tuning_seconds,
 )
 from day0.kernels.mlp.triton_activation import SPACE, activate, bucket
 
@@ -36,7 +36,7 @@ def _prepare(tokens: int, hidden: int) -> Prepared:
         activate(inners[i], form="silu", gated=True, clamp=CLAMP, out=outs[i], launch=config)
 
     key = bucket(tokens, hidden)
-    chosen = dict(SPACE.tune(key, lambda config: median_seconds(lambda: run(dict(config), 0))))
+    chosen = dict(SPACE.tune(key, lambda config: tuning_seconds(partial(run, dict(config)), sets)))
     torch._dynamo.reset()
     compiled = torch.compile(_step, dynamic=False)
 

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, deviation, median_seconds
+from day0.kernels.common.triton_bench import Bench, Deviation, Floor, Prepared, deviation, tuning_seconds
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.moe.reference import moe as reference
 from day0.kernels.moe.schema import MoeAttributes
@@ -36,10 +36,10 @@ def _prepare(a: MoeAttributes, tokens: int) -> Prepared:
     hit = sum(len(routing.experts.unique()) for routing in routings) / sets
 
     def try_up(config: Config) -> float:
-        return median_seconds(lambda: up(a, xs[0], gate_up, routings[0], h, config))
+        return tuning_seconds(lambda i: up(a, xs[i], gate_up, routings[i], h, config), sets)
 
     def try_down(config: Config) -> float:
-        return median_seconds(lambda: down(a, h, down_weight, routings[0], rows, config))
+        return tuning_seconds(lambda i: down(a, h, down_weight, routings[i], rows, config), sets)
 
     key = bucket(a, tokens, block_of(a, tokens))
     UP.tune(key, try_up)

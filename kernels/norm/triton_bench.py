@@ -12,8 +12,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
+    tuning_seconds,
 )
 from day0.kernels.norm.reference import norm as reference
 from day0.kernels.norm.schema import NormAttributes
@@ -37,7 +37,7 @@ def _prepare(a: NormAttributes, tokens: int, channels: int, adds: bool) -> Prepa
         normalise(a, xs[i], gate, weight=weight, bias=None, out=outs[i], launch=config, **summed)
 
     key = bucket(tokens * channels // a.dim, a.dim)
-    chosen = dict(SPACE.tune(key, lambda config: median_seconds(lambda: run(dict(config), 0))))
+    chosen = dict(SPACE.tune(key, lambda config: tuning_seconds(partial(run, dict(config)), sets)))
 
     def step(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         total = x + other if adds else x

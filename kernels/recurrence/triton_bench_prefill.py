@@ -15,8 +15,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
+    tuning_seconds,
 )
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.interface.batch import Batch
@@ -83,8 +83,8 @@ def _prepare(a: RecurrenceAttributes, sequences: int, length: int) -> Prepared:
         )  # fmt: skip
 
     key = bucket(a, torch.bfloat16, n, sequences)
-    blocks_space(a).tune(key, lambda config: median_seconds(lambda: ours(0, blocks=config)))
-    walk_space(a, torch.bfloat16).tune(key, lambda config: median_seconds(lambda: ours(0, walk=config)))
+    blocks_space(a).tune(key, lambda config: tuning_seconds(partial(ours, blocks=config), sets))
+    walk_space(a, torch.bfloat16).tune(key, lambda config: tuning_seconds(partial(ours, walk=config), sets))
 
     few = min(_COMPARED, length)
 

@@ -14,9 +14,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
-    time_us,
+    tuning_seconds,
 )
 from day0.kernels.common.triton_tuning import Config
 from day0.kernels.residual_mix import reference, triton_attention, triton_gated_streams, triton_mhc
@@ -46,11 +45,6 @@ def _weights(a: ResidualMixAttributes) -> dict[str, Tensor]:
 
 def _double(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.double() for name, value in values.items()}
-
-
-def _measure(run: Run, sets: int) -> float:
-    """Seconds in a graph, since several short launches are otherwise bound by the host; inf where they cannot run."""
-    return time_us(run, sets)[0] * 1e-6 if median_seconds(lambda: run(0), repeats=1) != float("inf") else float("inf")
 
 
 def _compiled(step: Callable[..., object]) -> Callable[..., object]:
@@ -101,7 +95,7 @@ def _mhc(tokens: int) -> Prepared:
         )  # fmt: skip
 
     def measure(config: Config) -> float:
-        return _measure(partial(run, config, triton_mhc.workspace(hs[0], launch=dict(config))), sets)
+        return tuning_seconds(partial(run, config, triton_mhc.workspace(hs[0], launch=dict(config))), sets)
 
     chosen = space.tune(bucket, measure)
     ours = partial(run, chosen, triton_mhc.workspace(hs[0], launch=dict(chosen)))
@@ -152,7 +146,7 @@ def _gated(tokens: int) -> Prepared:
 
     def measure(config: Config) -> float:
         scratch = triton_gated_streams.workspace(hs[0], a.rank, launch=dict(config))
-        return _measure(partial(run, config, scratch), sets)
+        return tuning_seconds(partial(run, config, scratch), sets)
 
     chosen = space.tune(bucket, measure)
     ours = partial(run, chosen, triton_gated_streams.workspace(hs[0], a.rank, launch=dict(chosen)))
@@ -192,7 +186,7 @@ def _attention(tokens: int) -> Prepared:
         )  # fmt: skip
 
     bucket = triton_attention.bucket(tokens, a.sources, a.width)
-    chosen = triton_attention.SPACE.tune(bucket, lambda config: _measure(partial(run, config), sets))
+    chosen = triton_attention.SPACE.tune(bucket, lambda config: tuning_seconds(partial(run, config), sets))
     ours = partial(run, chosen)
 
     def step(h: Tensor) -> object:

@@ -50,14 +50,19 @@ MANY_SPACE = Space(
     "residual_mix.mhc_many",
     str(triton_mhc_kernels.__file__),
     tuple(
-        {"ONCE": once, "BM": 16, "BC": 64, "SPLITS": splits, "BT": 4, "BX": bx, "warps": 4, "stages": 2, "regs": regs}
-        for once, splits, bx, regs in (
-            (1, 8, 256, 0),
-            (1, 8, 256, 128),
-            (1, 4, 256, 128),
-            (1, 16, 256, 128),
-            (1, 8, 128, 128),
-            (0, 8, 512, 128),
+        {"ONCE": o, "BM": 16, "BC": bc, "SPLITS": s, "BT": bt, "BX": bx, "warps": w, "stages": st, "regs": regs}
+        for o, bc, s, bt, bx, w, st, regs in (
+            (0, 64, 8, 4, 512, 4, 3, 128),
+            (0, 64, 8, 4, 512, 4, 3, 0),
+            (0, 64, 8, 4, 512, 4, 4, 128),
+            (0, 64, 16, 4, 512, 4, 3, 128),
+            (0, 64, 4, 4, 512, 4, 3, 128),
+            (0, 64, 8, 2, 1024, 4, 3, 128),
+            (0, 64, 8, 1, 1024, 4, 3, 128),
+            (0, 64, 8, 2, 512, 4, 3, 128),
+            (0, 128, 8, 4, 512, 8, 3, 128),
+            (0, 128, 8, 4, 512, 8, 2, 128),
+            (1, 64, 8, 4, 256, 4, 2, 128),
         )
     ),
 )
@@ -161,9 +166,10 @@ def read(
         )  # fmt: skip
         return
     _launch_mix(h, written, h_new, fn, scratch[0], chosen, dot)
-    gates_and_collapse[(triton.cdiv(tokens, chosen["BT"]), triton.cdiv(width, chosen["BX"]) + 1)](
+    blocks = triton.cdiv(width, chosen["BX"]) + 1
+    gates_and_collapse[(triton.cdiv(tokens, chosen["BT"]) * blocks,)](
         source, tokens=tokens, width=width, h_row=source.stride(0), h_stream=source.stride(1), STREAMS=streams,
-        ROWS=rows, PAD=pad, SPLITS=splits, BT=chosen["BT"], num_warps=4, **shared,
+        ROWS=rows, PAD=pad, SPLITS=splits, BT=chosen["BT"], BLOCKS=blocks, num_warps=4, **shared,
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ def mix_and_project(
     BC: tl.constexpr,
 ):
     """Tokens x (a split of the channels of every stream). partial [SPLITS, tokens, PAD]: ROWS products, then |h'|^2."""
+    # The streams are read once, and what is written is read again: L2 keeps as much of that as it can.
+    FIRST: tl.constexpr = "evict_first" if MIX else ""
     # Programs that share tokens start together.
     token = (tl.program_id(0) // SPLITS).to(tl.int64) * BM + tl.arange(0, BM)
     live = token < tokens
@@ -55,11 +57,12 @@ def mix_and_project(
         streams = ()
         for j in tl.static_range(STREAMS):
             at = token[:, None] * h_row + j * h_stream + channel[None, :]
-            streams = streams + (tl.load(h + at, mask=mask, other=0.0),)
+            streams = streams + (tl.load(h + at, mask=mask, other=0.0, eviction_policy=FIRST),)
         if MIX:
             # `unit` is 1 and no constant: without it the compiler mixes in the product's operand layout, which holds
             # every element in all warps (255 registers and spills instead of 130).
-            added = tl.load(y + token[:, None] * y_row + channel[None, :], mask=mask, other=0.0).to(tl.float32) * unit
+            added = tl.load(y + token[:, None] * y_row + channel[None, :], mask=mask, other=0.0, eviction_policy=FIRST)
+            added = added.to(tl.float32) * unit
         for i in tl.static_range(STREAMS):
             if MIX:
                 mixed = gates[i] * added
@@ -145,13 +148,17 @@ def pre_gate(
 def gates_and_collapse(
     h, partial, base, scale, x, out_gates, mixing, tokens, width, h_row, h_stream, x_row, norm_eps, mix_eps, iterations,
     STREAMS: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    BT: tl.constexpr, BX: tl.constexpr,
+    BT: tl.constexpr, BX: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Axis 1 of the grid: 0 makes the tokens' post gates and mixing matrices, the others collapse BX channels each."""
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    """BLOCKS programs a group of tokens: 0 makes their post gates and mixing matrices, the others collapse BX channels.
+
+    The last tokens first: L2 still holds what was written last.
+    """
+    group = tl.num_programs(0) // BLOCKS - 1 - tl.program_id(0) // BLOCKS
+    token = group.to(tl.int64) * BT + tl.arange(0, BT)
     live = token < tokens
     inverse = inverse_rms(partial, token, live, tokens, width, norm_eps, STREAMS, ROWS, PAD, SPLITS, "")
-    block = tl.program_id(1)
+    block = tl.program_id(0) % BLOCKS
     if block == 0:
         make_mix(
             partial, base, scale, out_gates, mixing, token, live, inverse, tokens, mix_eps, iterations,

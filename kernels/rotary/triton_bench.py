@@ -12,8 +12,8 @@ from day0.kernels.common.triton_bench import (
     Prepared,
     Run,
     deviation,
-    median_seconds,
     rotations,
+    tuning_seconds,
 )
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
 from day0.kernels.rotary.reference import rotary as reference
@@ -49,7 +49,7 @@ def _alone(tokens: int) -> Prepared:
         turn(A, xs[i], batch.positions, frequency, out=outs[i], launch=config)
 
     key = bucket(tokens * Q_HEADS, A.head_dim)
-    chosen = dict(SPACE.tune(key, lambda config: median_seconds(lambda: run(dict(config), 0))))
+    chosen = dict(SPACE.tune(key, lambda config: tuning_seconds(partial(run, dict(config)), sets)))
 
     def compare() -> Deviation:
         run(chosen, 0)

@@ -1,7 +1,8 @@
 """The choice of an index and the read of what it chose as one call: the chosen never leave the L2 between the launches.
 
 Apart, lists of positions are int64 and each part of a read looks up their pages. Here the choice writes the pool rows,
-as 32-bit numbers that the read takes as they are.
+as 32-bit numbers that the read takes as they are, and the read starts while the last of them are written: its queries
+are on their way by then.
 """
 
 import torch
@@ -63,4 +64,5 @@ def choose_and_read(
         config=config,
         splits=splits,
         placed=True,
+        follows=True,
     )

@@ -67,7 +67,7 @@ def test_latents_with_rope_keys_in_parts():
     x = make_read([1, 3], [70, 2], heads=3, kv_heads=1, dim=24, value_dim=None, rope_dim=8)
     assert_close(x, run(x, 1))
     assert_close(x, run(x, 2))
-    assert_close(x, run(x, 2, config={"BN": 32, "warps": 1, "stages": 1, "per_sm": 1, "apart": 1}))
+    assert_close(x, run(x, 2, config={"BN": 32, "warps": 1, "stages": 1, "per_sm": 1, "apart": 1, "fetch": 1}))
 
 
 def test_more_parts_than_tiles():
