@@ -95,8 +95,8 @@ class Plan:
 
     @property
     def scratch(self) -> int:
-        """int32 numbers of scratch: a row's scores and ids of candidates, and how many each part kept."""
-        return self.slots * (2 * self.candidates + self.parts + 1)
+        """int32 numbers of scratch: a row's scores, ids and keys of candidates, and how many each part kept."""
+        return self.slots * (3 * self.candidates + self.parts + 1)
 
 
 def plan(
@@ -204,8 +204,8 @@ def choose(
         q, keys = q.view(torch.int16), keys.view(torch.int16)
     key_words = keys if key_scales is None else key_scales.view(WORDS[a.dim // GROUP])
     slots = steps.slots
-    sizes = [slots * steps.candidates, slots * steps.candidates, slots * steps.parts, slots]
-    scored, kept, counts, arrived = scratch.split(sizes)
+    sizes = [*(slots * steps.candidates,) * 3, slots * steps.parts, slots]
+    scored, kept, kept_keys, counts, arrived = scratch.split(sizes)
     head_weights = q if weights is None else weights
     for first in range(0, steps.blocks, steps.step):
         blocks = min(steps.step, steps.blocks - first)
@@ -247,6 +247,7 @@ def choose(
         select_kernel[(blocks * steps.together, steps.parts)](
             scored,
             kept,
+            kept_keys,
             counts,
             arrived,
             out,

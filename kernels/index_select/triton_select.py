@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from day0.kernels.common.triton_math import let_next_launch_start
+from day0.kernels.common.triton_math import PTX, let_next_launch_start
 from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 
 # Below the key of every score, -inf too: a slot that holds none.
@@ -19,6 +19,26 @@ def _valid(keys, at, count):
 
 
 @triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _sums_of(a, b, c, d):
+    """Sums of four tensors, in one go: what costs is that all threads wait for each other."""
+    if PTX:
+        return tl.reduce((a, b, c, d), 0, _add_four)
+    else:
+        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0)
+
+
+@triton.jit
+def _reaching(keys, first, second):
+    """How many keys reach two bounds, packed."""
+    return (keys >= first.to(tl.int32)).to(tl.int32) + ((keys >= second.to(tl.int32)).to(tl.int32) << 16)
+
+
+@triton.jit
 def cut_of(keys, k, slack):
     """A key that at least k and, unless more are equal, at most k + slack of `keys` [W] reach; W >= k of them valid.
 
@@ -28,21 +48,31 @@ def cut_of(keys, k, slack):
     low = tl.min(tl.where(keys == NOTHING, _HIGHEST, keys), axis=0).to(tl.int64)
     high = tl.max(keys, axis=0).to(tl.int64)
     reached = k + slack + 1
-    # Latency counts, not operations: each step asks at two keys and leaves a third.
+    # Latency counts, not operations: each step asks at eight keys, in one sum, and leaves a ninth.
     while (low < high) & (reached > k + slack):
-        third = low + 1 + (((high - low - 1) * 11) >> 5)
-        second = low + 1 + (((high - low - 1) * 22) >> 5)
-        ones = (keys >= third.to(tl.int32)).to(tl.int32) + ((keys >= second.to(tl.int32)).to(tl.int32) << 16)
-        n = tl.sum(ones, axis=0)
-        if (n >> 16) >= k:
-            low = second
-            reached = n >> 16
-        elif (n & 0xFFFF) >= k:
-            low = third
-            reached = n & 0xFFFF
-            high = second - 1
-        else:
-            high = third - 1
+        step = (high - low) // 9 + 1
+        n1, n2, n3, n4 = _sums_of(
+            _reaching(keys, low + step, tl.minimum(low + 2 * step, _HIGHEST)),
+            _reaching(keys, tl.minimum(low + 3 * step, _HIGHEST), tl.minimum(low + 4 * step, _HIGHEST)),
+            _reaching(keys, tl.minimum(low + 5 * step, _HIGHEST), tl.minimum(low + 6 * step, _HIGHEST)),
+            _reaching(keys, tl.minimum(low + 7 * step, _HIGHEST), tl.minimum(low + 8 * step, _HIGHEST)),
+        )
+        # Counts fall from bound to bound: the last that k keys reach is the new low, its follower less one the high.
+        passed = (
+            ((n1 & 0xFFFF) >= k).to(tl.int32)
+            + ((n1 >> 16) >= k).to(tl.int32)
+            + ((n2 & 0xFFFF) >= k).to(tl.int32)
+            + ((n2 >> 16) >= k).to(tl.int32)
+            + ((n3 & 0xFFFF) >= k).to(tl.int32)
+            + ((n3 >> 16) >= k).to(tl.int32)
+            + ((n4 & 0xFFFF) >= k).to(tl.int32)
+            + ((n4 >> 16) >= k).to(tl.int32)
+        )
+        pair = tl.where(passed <= 2, n1, tl.where(passed <= 4, n2, tl.where(passed <= 6, n3, n4)))
+        count = tl.where(passed % 2 == 1, pair & 0xFFFF, pair >> 16)
+        reached = tl.where(passed > 0, count, reached)
+        high = tl.where(passed < 8, tl.minimum(high, low + (passed + 1) * step - 1), high)
+        low += passed * step
     return low.to(tl.int32)
 
 
@@ -65,21 +95,24 @@ def _sampled_bound(scores, visible, k, SAMPLE: tl.constexpr):
 
 
 @triton.jit
-def _keep_from(scores, kept, bound, begin, end, TILE: tl.constexpr):
-    """Writes the ids of begin .. end - 1 whose scores reach the bound to kept[begin ..], in order. Gives how many."""
+def _keep_from(scores, kept, kept_keys, bound, begin, end, TILE: tl.constexpr):
+    """Writes ids and keys of begin .. end - 1 that reach the bound from kept[begin] on, in order. Gives how many."""
     count = 0
     for at in range(begin, end, TILE):
         id = at + tl.arange(0, TILE)
-        reach = _valid(scores, id, end) >= bound
+        keys = _valid(scores, id, end)
+        reach = keys >= bound
         ones = reach.to(tl.int32)
-        tl.store(kept + begin + count + _counts_before(ones, TILE), id, mask=reach)
+        place = begin + count + _counts_before(ones, TILE)
+        tl.store(kept + place, id, mask=reach)
+        tl.store(kept_keys + place, keys, mask=reach)
         count += tl.sum(ones, axis=0)
     return count
 
 
 @triton.jit
-def _narrow(scores, kept, visible, k, bound, LIST: tl.constexpr, TILE: tl.constexpr):
-    """Writes the ids of the at most LIST candidates that can be among the best k to `kept`, in order; gives how many.
+def _narrow(scores, kept, kept_keys, visible, k, bound, LIST: tl.constexpr, TILE: tl.constexpr):
+    """Writes ids and keys of the at most LIST candidates that can be among the best k, in order; gives how many.
 
     For scores that a sample says too little of. What is known of the cut is halved until a bound fits: at the cut
     itself fewer than k are above it, and of those on it the first k are enough, so LIST >= 2 k always does.
@@ -104,6 +137,7 @@ def _narrow(scores, kept, visible, k, bound, LIST: tl.constexpr, TILE: tl.conste
             place = above_before + (before & 0xFFFF) + tl.minimum(levels, k)
             taken = (above | (level & (levels < k))) & (place < LIST)
             tl.store(kept + place, id, mask=taken)
+            tl.store(kept_keys + place, keys, mask=taken)
             above_before += total & 0xFFFF
             level_before += total >> 16
         count = above_before + tl.minimum(level_before, k)
@@ -121,7 +155,8 @@ def _narrow(scores, kept, visible, k, bound, LIST: tl.constexpr, TILE: tl.conste
 @triton.jit(do_not_specialize=["first_block", "tokens", "sequences", "k", "width"])
 def select_kernel(
     scores,  # [slots, candidates] int32 `ordered` scores
-    kept,  # [slots, candidates] int32 scratch
+    kept,  # [slots, candidates] int32 scratch: ids
+    kept_keys,  # [slots, candidates] int32 scratch
     counts,  # [slots, PARTS] int32 scratch
     arrived,  # [slots] int32, 0 where a row sees more than k candidates
     out,  # [N, width] int64 or int32
@@ -176,12 +211,13 @@ def select_kernel(
     scores += slot.to(tl.int64) * score_stride
     if visible > LIST:
         kept += slot.to(tl.int64) * score_stride
+        kept_keys += slot.to(tl.int64) * score_stride
         counts += slot * PARTS
         bound = _sampled_bound(scores, visible, k, SAMPLE)
         # Parts begin at groups of 4, so that loads are wide.
         per_part = tl.cdiv(tl.cdiv(visible, PARTS), 4) * 4
         begin = part * per_part
-        count = _keep_from(scores, kept, bound, begin, tl.minimum(begin + per_part, visible), TILE)
+        count = _keep_from(scores, kept, kept_keys, bound, begin, tl.minimum(begin + per_part, visible), TILE)
         place = lane
         if PARTS > 1:
             tl.store(counts + part, count)
@@ -196,11 +232,11 @@ def select_kernel(
                 place = tl.where(lane >= count, other * per_part + lane - count, place)
                 count += tl.load(counts + other)
         if (count < k) | (count > LIST):
-            count = _narrow(scores, kept, visible, k, bound, LIST, TILE)
+            count = _narrow(scores, kept, kept_keys, visible, k, bound, LIST, TILE)
             place = lane
         tl.debug_barrier()
         ids = tl.load(kept + place, mask=lane < count, other=0)
-        keys = tl.where(lane < count, tl.load(scores + ids), NOTHING)
+        keys = tl.load(kept_keys + place, mask=lane < count, other=NOTHING)
     else:
         keys = _valid(scores, lane, visible)
         ids = lane
