@@ -77,7 +77,7 @@ def _place_listed(
 
 @triton.jit
 def _tile(pool, rows, seen, row_stride, D: tl.constexpr, B: tl.constexpr):
-    """[rows, B] entries of rows from `pool` on, zero past the D channels and where not seen: what nobody wrote is not read."""
+    """[rows, B] entries of rows from `pool` on; zero past D channels and where not seen: there nothing is read."""
     channel = tl.arange(0, B)
     at = pool + ((rows * row_stride)[:, None] + channel[None, :])
     if D == B:
@@ -152,8 +152,8 @@ def _weigh(
 ):
     """(weights [queries, positions], what the sums so far are worth, the maximum, the sums) after a tile.
 
-    PAIRS: the products of odd channels come on top. `factor` scales the products with keys, `scale` those with rope keys; `added` goes to the scores of a position, and
-    a weight counts `worth` times in the sum.
+    PAIRS: the products of odd channels come on top. `factor` scales the products with keys, `scale` those with rope
+    keys; `added` goes to the scores of a position, and a weight counts `worth` times in the sum.
     """
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if PAIRS:

@@ -38,6 +38,17 @@ def reciprocal_fast(x):
 
 
 @triton.jit
+def rounded(x, KIND: tl.constexpr):
+    """float32 x in KIND; to bfloat16 two at a time, which by themselves take a slow unit one by one."""
+    if PTX and KIND == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return x.to(KIND)
+
+
+@triton.jit
 def pairs_of_float8(pairs):
     """(even, odd) of int16 `pairs` of e4m3 numbers, as float16, which holds them all."""
     if PTX:

@@ -53,7 +53,7 @@ def _pages_of(pages, at, last, B: tl.constexpr, ENTRIES: tl.constexpr):
 
 @triton.jit
 def _rows_of(page, at, B: tl.constexpr, ENTRIES: tl.constexpr):
-    """(pool row to count from, rows from it [B]) of a tile, given its pages. Tiles within pages: the same rows always."""
+    """(pool row to count from, rows from it [B]) of a tile, given its pages; within a page always the same rows."""
     if ENTRIES % B == 0:
         return page * ENTRIES + at % ENTRIES, tl.arange(0, B)
     else:

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from day0.kernels.common.triton_math import PTX, let_next_launch_start
+from day0.kernels.common.triton_math import let_next_launch_start
 from day0.kernels.index_select.triton_blocks import entry_of, first_row, sequence_of
 
 # Below the key of every score, -inf too: a slot that holds none.
@@ -19,26 +19,6 @@ def _valid(keys, at, count):
 
 
 @triton.jit
-def _add_four(a, b, c, d, e, f, g, h):
-    return a + e, b + f, c + g, d + h
-
-
-@triton.jit
-def _sums_of(a, b, c, d):
-    """Sums of four tensors, in one go: what costs is that all threads wait for each other."""
-    if PTX:
-        return tl.reduce((a, b, c, d), 0, _add_four)
-    else:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0), tl.sum(d, 0)
-
-
-@triton.jit
-def _reaching(keys, first, second):
-    """How many keys reach two bounds, packed."""
-    return (keys >= first.to(tl.int32)).to(tl.int32) + ((keys >= second.to(tl.int32)).to(tl.int32) << 16)
-
-
-@triton.jit
 def cut_of(keys, k, slack):
     """A key that at least k and, unless more are equal, at most k + slack of `keys` [W] reach; W >= k of them valid.
 
@@ -48,31 +28,21 @@ def cut_of(keys, k, slack):
     low = tl.min(tl.where(keys == NOTHING, _HIGHEST, keys), axis=0).to(tl.int64)
     high = tl.max(keys, axis=0).to(tl.int64)
     reached = k + slack + 1
-    # Latency counts, not operations: each step asks at eight keys, in one sum, and leaves a ninth.
+    # Latency counts, not operations: each step asks at two keys and leaves a third.
     while (low < high) & (reached > k + slack):
-        step = (high - low) // 9 + 1
-        n1, n2, n3, n4 = _sums_of(
-            _reaching(keys, low + step, tl.minimum(low + 2 * step, _HIGHEST)),
-            _reaching(keys, tl.minimum(low + 3 * step, _HIGHEST), tl.minimum(low + 4 * step, _HIGHEST)),
-            _reaching(keys, tl.minimum(low + 5 * step, _HIGHEST), tl.minimum(low + 6 * step, _HIGHEST)),
-            _reaching(keys, tl.minimum(low + 7 * step, _HIGHEST), tl.minimum(low + 8 * step, _HIGHEST)),
-        )
-        # Counts fall from bound to bound: the last that k keys reach is the new low, its follower less one the high.
-        passed = (
-            ((n1 & 0xFFFF) >= k).to(tl.int32)
-            + ((n1 >> 16) >= k).to(tl.int32)
-            + ((n2 & 0xFFFF) >= k).to(tl.int32)
-            + ((n2 >> 16) >= k).to(tl.int32)
-            + ((n3 & 0xFFFF) >= k).to(tl.int32)
-            + ((n3 >> 16) >= k).to(tl.int32)
-            + ((n4 & 0xFFFF) >= k).to(tl.int32)
-            + ((n4 >> 16) >= k).to(tl.int32)
-        )
-        pair = tl.where(passed <= 2, n1, tl.where(passed <= 4, n2, tl.where(passed <= 6, n3, n4)))
-        count = tl.where(passed % 2 == 1, pair & 0xFFFF, pair >> 16)
-        reached = tl.where(passed > 0, count, reached)
-        high = tl.where(passed < 8, tl.minimum(high, low + (passed + 1) * step - 1), high)
-        low += passed * step
+        third = low + 1 + (((high - low - 1) * 11) >> 5)
+        second = low + 1 + (((high - low - 1) * 22) >> 5)
+        ones = (keys >= third.to(tl.int32)).to(tl.int32) + ((keys >= second.to(tl.int32)).to(tl.int32) << 16)
+        n = tl.sum(ones, axis=0)
+        if (n >> 16) >= k:
+            low = second
+            reached = n >> 16
+        elif (n & 0xFFFF) >= k:
+            low = third
+            reached = n & 0xFFFF
+            high = second - 1
+        else:
+            high = third - 1
     return low.to(tl.int32)
 
 

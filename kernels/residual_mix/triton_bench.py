@@ -87,7 +87,7 @@ def _mhc(tokens: int) -> Prepared:
     space = triton_mhc.FEW_SPACE if few else triton_mhc.MANY_SPACE
     bucket = triton_mhc.bucket(tokens, a.streams, a.width)
 
-    def run(config: Config, scratch: tuple[Tensor, Tensor], i: int) -> None:
+    def run(config: Config, scratch: Tensor, i: int) -> None:
         triton_mhc.read(
             hs[i], owned["fn"], owned["base"], owned["scale"], norm_eps=a.norm_eps, mix_eps=a.mix_eps,
             iterations=a.sinkhorn_iterations, out=outs[i], scratch=scratch, written=(ys[i], *mixes[i]),

@@ -2,13 +2,13 @@
 
 With f the flattened stream of a token, u = fn RMS(f) = (fn f) / rms(f): the projection and the sum of squares go over
 the same channels, so a token's channels may be split among programs and their partial sums added in a fixed order.
-Formulas: arXiv 2512.24880, as in mhc.py beside this file. For few tokens two launches, so that both fill the device:
+Formulas: arXiv 2512.24880, as in mhc.py beside this file. Two launches, each of which fills the device:
 
     mix_and_project   h' = post(h, y, mix) (or h' = h), partial sums of fn h' and of |h'|^2
     gates_and_collapse   gates from the sums (Sinkhorn in one program per group of tokens), x = sum_i p_i h'_i
 
-x needs gates of the whole token, so h' is read again. For many tokens one launch does both: of the programs that share
-tokens the last to arrive (a ticket counts them) goes on to gates and collapse, while what they wrote is still in L2.
+x needs gates of the whole token, so h' is read again: the last tokens first, which are still in L2. (One launch whose
+last program collapses what its group has mixed takes longer: that program works alone.)
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from day0.kernels.common.triton_launch import next_power_of_2, require, require_tensor
 from day0.kernels.common.triton_tuning import Config, Space, size_bucket
 from day0.kernels.residual_mix import triton_mhc_kernels
-from day0.kernels.residual_mix.triton_mhc_kernels import all_in_one, gates_and_collapse, mix_and_project
+from day0.kernels.residual_mix.triton_mhc_kernels import gates_and_collapse, mix_and_project
 
 KERNEL = "residual_mix/triton (mhc)"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,13 +29,13 @@ FEW = 512  # tokens up to which the channels of a token are spread over many pro
 MAX_STREAMS = 8
 SHARED_BYTES = 160 * 1024
 
-# BM x BC: tile of the projection; SPLITS (a power of 2): programs that share a token's channels; ONCE: one launch;
-# BT x BX: tile of the collapse, BM x BX in one launch; regs: registers of a thread at most (0: as the compiler likes).
+# BM x BC: tile of the projection; SPLITS (a power of 2): programs that share a token's channels;
+# BT x BX: tile of the collapse; regs: registers of a thread at most (0: as the compiler likes).
 FEW_SPACE = Space(
     "residual_mix.mhc_few",
     str(triton_mhc_kernels.__file__),
     tuple(
-        {"ONCE": 0, "BM": 16, "BC": bc, "SPLITS": splits, "BT": bt, "BX": bx, "warps": warps, "stages": 3, "regs": 0}
+        {"BM": 16, "BC": bc, "SPLITS": splits, "BT": bt, "BX": bx, "warps": warps, "stages": 3, "regs": 0}
         for bc, splits, bt, bx, warps in (
             (64, 32, 2, 512, 4),
             (128, 32, 1, 1024, 8),
@@ -50,18 +50,13 @@ MANY_SPACE = Space(
     "residual_mix.mhc_many",
     str(triton_mhc_kernels.__file__),
     tuple(
-        {"ONCE": o, "BM": 16, "BC": bc, "SPLITS": s, "BT": bt, "BX": bx, "warps": w, "stages": st, "regs": regs}
-        for o, bc, s, bt, bx, w, st, regs in (
-            (0, 64, 4, 2, 1024, 4, 3, 128),
-            (0, 64, 4, 4, 512, 4, 3, 128),
-            (0, 64, 8, 2, 1024, 4, 3, 128),
-            (0, 64, 2, 2, 1024, 4, 3, 128),
-            (0, 64, 4, 1, 2048, 4, 3, 128),
-            (0, 64, 4, 2, 1024, 4, 2, 128),
-            (0, 64, 4, 2, 1024, 4, 3, 168),
-            (0, 32, 4, 2, 1024, 4, 4, 128),
-            (0, 32, 4, 2, 1024, 2, 4, 128),
-            (0, 64, 8, 4, 512, 4, 3, 128),
+        {"BM": 16, "BC": bc, "SPLITS": s, "BT": bt, "BX": bx, "warps": w, "stages": st, "regs": regs}
+        for bc, s, bt, bx, w, st, regs in (
+            (64, 4, 2, 1024, 4, 3, 128),
+            (64, 2, 2, 1024, 4, 3, 128),
+            (64, 4, 4, 512, 4, 3, 128),
+            (64, 8, 2, 1024, 4, 3, 128),
+            (64, 8, 4, 512, 4, 3, 128),
         )
     ),
 )
@@ -96,14 +91,12 @@ def padded_rows(streams: int) -> int:
     return max(16, next_power_of_2((2 + streams) * streams + 1))
 
 
-def workspace(h: Tensor, *, launch: dict[str, int] | None = None) -> tuple[Tensor, Tensor]:
-    """Scratch for h [N, S, H]: partial sums, float32, read only where the same launch wrote; tickets, int32, zero
-    before the first launch and after each."""
+def workspace(h: Tensor, *, launch: dict[str, int] | None = None) -> Tensor:
+    """Scratch for h [N, S, H]: partial sums, float32, read only where the same call wrote."""
     tokens, streams, width = h.shape
     chosen = launch or config(tokens, streams, width)
-    sums = torch.empty(chosen["SPLITS"] * tokens * padded_rows(streams), dtype=torch.float32, device=h.device)
-    count = triton.cdiv(tokens, chosen["BM"]) if chosen["ONCE"] else 0
-    return sums, torch.zeros(count, dtype=torch.int32, device=h.device)
+    size = chosen["SPLITS"] * tokens * padded_rows(streams)
+    return torch.empty(size, dtype=torch.float32, device=h.device)
 
 
 def read(
@@ -116,7 +109,7 @@ def read(
     mix_eps: float,
     iterations: int,
     out: tuple[Tensor, Tensor, Tensor],  # x [N, H], post gates [N, S] float32, mixing matrices [N, S, S] float32
-    scratch: tuple[Tensor, Tensor],  # from workspace(h)
+    scratch: Tensor,  # from workspace(h)
     written: tuple[Tensor, Tensor, Tensor] | None = None,  # y [N, H], gates and matrices of the branch before
     h_new: Tensor | None = None,  # like h, and apart from it; with `written`
     launch: dict[str, int] | None = None,
@@ -141,9 +134,7 @@ def read(
     require((written is None) == (h_new is None), KERNEL, "both `written` and `h_new`, or neither")
     chosen = launch or config(tokens, streams, width)
     pad, splits = padded_rows(streams), chosen["SPLITS"]
-    groups = triton.cdiv(tokens, chosen["BM"])
-    enough = scratch[0].numel() >= splits * tokens * pad and scratch[1].numel() >= groups * chosen["ONCE"]
-    require(enough, KERNEL, "scratch from workspace()")
+    require(scratch.numel() >= splits * tokens * pad, KERNEL, "scratch from workspace()")
     if h_new is not None and written is not None:
         _require_written(h, written, h_new)
         require(h_new.data_ptr() != h.data_ptr() or tokens == 0, KERNEL, "a new stream apart from the old one")
@@ -154,17 +145,10 @@ def read(
         return
     source = h if h_new is None else h_new
     shared: dict[str, Any] = dict(
-        partial=scratch[0], base=base, scale=scale, x=out[0], out_gates=out[1], mixing=out[2], x_row=out[0].stride(0),
+        partial=scratch, base=base, scale=scale, x=out[0], out_gates=out[1], mixing=out[2], x_row=out[0].stride(0),
         norm_eps=norm_eps, mix_eps=mix_eps, iterations=iterations, SIDE=next_power_of_2(streams), BX=chosen["BX"],
     )  # fmt: skip
-    if chosen["ONCE"]:
-        y, gates, mixing = written or (h, h, h)
-        all_in_one[(groups * splits,)](
-            h, y, gates, mixing, source, fn, tickets=scratch[1], unit=1.0, **shared,
-            **_mix_arguments(h, y, source, fn, chosen, mixes=written is not None, dot=dot),
-        )  # fmt: skip
-        return
-    _launch_mix(h, written, h_new, fn, scratch[0], chosen, dot)
+    _launch_mix(h, written, h_new, fn, scratch, chosen, dot)
     blocks = triton.cdiv(width, chosen["BX"]) + 1
     gates_and_collapse[(triton.cdiv(tokens, chosen["BT"]) * blocks,)](
         source, tokens=tokens, width=width, h_row=source.stride(0), h_stream=source.stride(1), STREAMS=streams,

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from day0.kernels.common.triton_math import rounded
+
 
 @triton.jit
 def mix_and_project(
@@ -43,7 +45,8 @@ def mix_and_project(
     row = tl.arange(0, PAD)
     per_split = tl.cdiv(tl.cdiv(width, BC), SPLITS)
     products = tl.zeros([BM, PAD], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
+    # Summed over channels at the end: a sum across threads in each step would hold up its products.
+    squares = tl.zeros([BM, BC], tl.float32)
     gates = ()
     mixes = ()
     if MIX:
@@ -68,7 +71,7 @@ def mix_and_project(
                 mixed = gates[i] * added
                 for j in tl.static_range(STREAMS):
                     mixed += mixes[j * STREAMS + i] * streams[j].to(tl.float32)
-                value = mixed.to(h_new.dtype.element_ty)
+                value = rounded(mixed, h_new.dtype.element_ty)
                 tl.store(h_new + token[:, None] * new_row + i * new_stream + channel[None, :], value, mask=mask)
             else:
                 value = streams[i]
@@ -76,9 +79,9 @@ def mix_and_project(
                 at = row[None, :] * fn_row + i * width + channel[:, None]
                 w = tl.load(fn + at, mask=(row < ROWS)[None, :] & (channel < width)[:, None], other=0.0)
                 products = tl.dot(value.to(DOT), w.to(DOT), products, input_precision="ieee")
-                squares += tl.sum(value.to(tl.float32) * value.to(tl.float32), 1)
+                squares += value.to(tl.float32) * value.to(tl.float32)
     if PROJECT:
-        result = tl.where(row[None, :] == ROWS, squares[:, None], products)
+        result = tl.where(row[None, :] == ROWS, tl.sum(squares, 1)[:, None], products)
         at = (split * tokens + token)[:, None] * PAD + row[None, :]
         tl.store(partial + at, result, mask=live[:, None])
 
@@ -93,24 +96,24 @@ def _normaliser(m, axis: tl.constexpr, eps):
 @triton.jit
 def inverse_rms(
     partial, token, live, tokens, width, norm_eps,
-    STREAMS: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr, CACHE: tl.constexpr,
+    STREAMS: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """1 / rms of the tokens' flattened streams, from the sums of their squares."""
     at = partial + (tl.arange(0, SPLITS)[:, None] * tokens + token[None, :]) * PAD + ROWS
-    squares = tl.sum(tl.load(at, mask=live[None, :], other=0.0, cache_modifier=CACHE), 0)
+    squares = tl.sum(tl.load(at, mask=live[None, :], other=0.0), 0)
     return tl.rsqrt(squares / (STREAMS * width) + norm_eps)
 
 
 @triton.jit
 def make_mix(
     partial, base, scale, out_gates, mixing, token, live, inverse, tokens, mix_eps, iterations,
-    STREAMS: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr, CACHE: tl.constexpr,
+    STREAMS: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """The tokens' post gates and mixing matrices, written."""
     sums = partial + (tl.arange(0, SPLITS)[:, None] * tokens + token[None, :]) * PAD
     post_scale = tl.load(scale + 1)
     for s in tl.static_range(STREAMS):
-        found = tl.load(sums + STREAMS + s, mask=live[None, :], other=0.0, cache_modifier=CACHE)
+        found = tl.load(sums + STREAMS + s, mask=live[None, :], other=0.0)
         gate = 2.0 * tl.sigmoid(tl.sum(found, 0) * inverse * post_scale + tl.load(base + STREAMS + s))
         tl.store(out_gates + token * STREAMS + s, gate, mask=live)
     i = tl.arange(0, SIDE)[None, :, None]
@@ -120,7 +123,7 @@ def make_mix(
     u = tl.zeros([token.shape[0], SIDE, SIDE], tl.float32)
     for k in range(SPLITS):
         entry = (k * tokens + token)[:, None, None] * PAD + 2 * STREAMS + i * STREAMS + j
-        u += tl.load(partial + entry, mask=kept, other=0.0, cache_modifier=CACHE)
+        u += tl.load(partial + entry, mask=kept, other=0.0)
     offset = tl.load(base + 2 * STREAMS + i * STREAMS + j, mask=real, other=0.0)
     logits = tl.where(real, u * inverse[:, None, None] * tl.load(scale + 2) + offset, -float("inf"))
     top = tl.max(logits, 2, keep_dims=True)
@@ -136,11 +139,11 @@ def make_mix(
 @triton.jit
 def pre_gate(
     partial, base, scale, token, live, inverse, tokens, mix_eps, stream: tl.constexpr,
-    PAD: tl.constexpr, SPLITS: tl.constexpr, CACHE: tl.constexpr,
+    PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """The share of one stream in the tokens' next input."""
     at = partial + (tl.arange(0, SPLITS)[:, None] * tokens + token[None, :]) * PAD + stream
-    u = tl.sum(tl.load(at, mask=live[None, :], other=0.0, cache_modifier=CACHE), 0) * inverse
+    u = tl.sum(tl.load(at, mask=live[None, :], other=0.0), 0) * inverse
     return tl.sigmoid(u * tl.load(scale) + tl.load(base + stream)) + mix_eps
 
 
@@ -157,62 +160,19 @@ def gates_and_collapse(
     group = tl.num_programs(0) // BLOCKS - 1 - tl.program_id(0) // BLOCKS
     token = group.to(tl.int64) * BT + tl.arange(0, BT)
     live = token < tokens
-    inverse = inverse_rms(partial, token, live, tokens, width, norm_eps, STREAMS, ROWS, PAD, SPLITS, "")
+    inverse = inverse_rms(partial, token, live, tokens, width, norm_eps, STREAMS, ROWS, PAD, SPLITS)
     block = tl.program_id(0) % BLOCKS
     if block == 0:
         make_mix(
             partial, base, scale, out_gates, mixing, token, live, inverse, tokens, mix_eps, iterations,
-            STREAMS, SIDE, PAD, SPLITS, "",
+            STREAMS, SIDE, PAD, SPLITS,
         )  # fmt: skip
     else:
         channel = (block - 1) * BX + tl.arange(0, BX)
         mask = live[:, None] & (channel < width)[None, :]
         total = tl.zeros([BT, BX], tl.float32)
         for s in tl.static_range(STREAMS):
-            gate = pre_gate(partial, base, scale, token, live, inverse, tokens, mix_eps, s, PAD, SPLITS, "")
+            gate = pre_gate(partial, base, scale, token, live, inverse, tokens, mix_eps, s, PAD, SPLITS)
             at = token[:, None] * h_row + s * h_stream + channel[None, :]
             total += gate[:, None] * tl.load(h + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(x + token[:, None] * x_row + channel[None, :], total.to(x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def all_in_one(
-    h, y, given_gates, given_mixing, h_new, fn, partial, base, scale, x, out_gates, mixing, tickets,
-    tokens, width, h_row, h_stream, y_row, new_row, new_stream, fn_row, x_row, unit, norm_eps, mix_eps, iterations,
-    STREAMS: tl.constexpr, SIDE: tl.constexpr, MIX: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
-    SPLITS: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BX: tl.constexpr,
-):  # fmt: skip
-    """As the two kernels: of the programs that share tokens, the last to arrive reads what all of them wrote."""
-    mix_and_project(
-        h, y, given_gates, given_mixing, h_new, fn, partial, tokens, width, h_row, h_stream, y_row, new_row,
-        new_stream, fn_row, unit, STREAMS, MIX, True, ROWS, PAD, SPLITS, DOT, BM, BC,
-    )  # fmt: skip
-    # A ticket says for a whole program that it has written.
-    tl.debug_barrier()
-    group = tl.program_id(0) // SPLITS
-    ticket = tickets + group
-    if tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1:
-        tl.store(ticket, 0)
-        token = group.to(tl.int64) * BM + tl.arange(0, BM)
-        live = token < tokens
-        # What other multiprocessors wrote is in L2.
-        inverse = inverse_rms(partial, token, live, tokens, width, norm_eps, STREAMS, ROWS, PAD, SPLITS, ".cg")
-        gates = ()
-        for s in tl.static_range(STREAMS):
-            gate = pre_gate(partial, base, scale, token, live, inverse, tokens, mix_eps, s, PAD, SPLITS, ".cg")
-            gates = gates + (gate[:, None],)
-        source = h_new if MIX else h
-        row = new_row if MIX else h_row
-        stream = new_stream if MIX else h_stream
-        for first in range(0, width, BX):
-            channel = first + tl.arange(0, BX)
-            mask = live[:, None] & (channel < width)[None, :]
-            total = tl.zeros([BM, BX], tl.float32)
-            for s in tl.static_range(STREAMS):
-                at = token[:, None] * row + s * stream + channel[None, :]
-                total += gates[s] * tl.load(source + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            tl.store(x + token[:, None] * x_row + channel[None, :], total.to(x.dtype.element_ty), mask=mask)
-        make_mix(
-            partial, base, scale, out_gates, mixing, token, live, inverse, tokens, mix_eps, iterations,
-            STREAMS, SIDE, PAD, SPLITS, ".cg",
-        )  # fmt: skip

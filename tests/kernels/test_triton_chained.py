@@ -7,6 +7,7 @@ from day0.kernels.common.triton_attention_launch import problem, read
 from day0.kernels.common.triton_launch import ContractError
 from day0.kernels.index_select.triton_cases import MEAN, TOKEN
 from day0.kernels.index_select.triton_choose import choose, plan, workspace
+from day0.kernels.interface.batch import Batch
 from day0.kernels.registry import get_kind
 from day0.kernels.sparse_attention.triton_chained import choose_and_read, place_columns
 from tests.kernels.paged_reads import make_read
@@ -85,6 +86,47 @@ def test_the_result_is_that_of_the_two_apart(device, dtype, form, splits):
     if splits > 1:
         parts, _ = p.chained(splits)
         assert (parts.float() - want.float()).abs().max() < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contexts", [[65536], [9000] * 8, [40, 5000, 20000]], ids=["one long", "eight", "ragged"])
+def test_a_read_that_starts_early_waits_for_the_choice(contexts):
+    """The read is launched while the choice is still at work: on ever new queries, so that what the choice before left
+    in `places` would show, and several times without a wait in between."""
+    a = KIND.parse(TOKEN | dict(heads=8, dim=64, budget=512))
+    n, pages = len(contexts), [-(-(c + 1) // 64) for c in contexts]
+    order = torch.randperm(sum(pages)).tolist()
+    table = [[order.pop() for _ in range(count)] for count in pages]
+    batch = Batch.pack(
+        [[0]] * n, context_lens=contexts, slots=list(range(n)), pages=table, phase="decode", device="cuda"
+    )
+    rows, rounds = 64 * sum(pages), 12
+
+    def draw(*shape):
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    keys, latents, rope_keys = draw(rows, a.dim), draw(rows, 1, 512), draw(rows, 64)
+    index_q, weights = draw(rounds, n, a.heads * a.dim), draw(rounds, n, a.heads)
+    q, q_rope = draw(rounds, n, 64, 512), draw(rounds, n, 64, 64)
+    steps = plan(a, batch, n, torch.bfloat16, keys.device)
+    index_scratch, flag = workspace(steps, keys.device), torch.zeros(1, dtype=torch.int32, device="cuda")
+    places = torch.zeros(n, place_columns(a), dtype=torch.int32, device="cuda")
+    lists = torch.zeros(n, a.width, dtype=torch.int64, device="cuda")
+    shape = problem(q[0], latents, None, batch=batch, indices=lists, rope_keys=rope_keys)
+    scratch = torch.zeros(shape.scratch(shape.splits(shape.config())), device="cuda")
+    options = dict(scale=0.05, batch=batch, rope_keys=rope_keys, scratch=scratch)
+    want, got = torch.zeros_like(q), torch.zeros_like(q)
+    for i in range(rounds):
+        choose(a, steps, index_q[i], keys, weights[i], lists, flag, index_scratch, batch=batch)
+        read(q[i], latents, None, want[i], indices=lists, q_rope=q_rope[i], **options)
+    torch.cuda.synchronize()
+    for i in [*range(rounds), *range(rounds)]:
+        choose_and_read(
+            a, steps, index_q[i], keys, weights[i], q[i], latents, None, got[i], places=places, flag=flag,
+            index_scratch=index_scratch, q_rope=q_rope[i], **options,
+        )  # fmt: skip
+    torch.cuda.synchronize()
+    assert want.abs().sum() > 0 and torch.equal(got, want)
 
 
 def test_refusals():

@@ -17,8 +17,6 @@ from day0.kernels.quantize.triton_cases import FORMS, SCALES, exact
 from day0.kernels.quantize.triton_quantize import quantize
 from day0.kernels.recurrence import triton_bench as decode
 from day0.kernels.registry import declared, get_kind
-from day0.kernels.residual_mix import triton_cases as mixes
-from day0.kernels.residual_mix import triton_mhc
 from day0.kernels.sample.triton_cases import OPTIONS, drawn
 from tests.kernels.triton_folders import with_tickets, with_triton_kernels
 
@@ -47,16 +45,9 @@ def _index_ports(a, n, generator):
     return draw(a.heads * a.dim), draw(a.dim), draw(a.heads), None
 
 
-# Of kinds with tickets, on a GPU: a long context, whose selection is shared by programs, and more tokens than `FEW`,
-# whose channels are.
+# Of kinds with tickets, on a GPU: a long context, whose selection is shared by programs.
 LONG = Case("long contexts", TOKEN | {"budget": 512}, ((17000, 1, 1), (9000, 1, 1)), _index_ports, zero_weights)
-MANY = replace(
-    next(case for case in mixes.CASES if case.name == "mhc reads"),
-    name="mhc reads many tokens",
-    attributes=mixes.MHC | {"width": 1024},
-    chunks=((triton_mhc.FEW + 100,),),
-)
-SHARED = {"index_select": [LONG], "residual_mix": [MANY]}
+SHARED = {"index_select": [LONG]}
 
 
 def quantised(device):
@@ -166,8 +157,6 @@ def test_what_is_meant_to_be_shared_by_programs_is():
         phase="decode", device="cuda",
     )  # fmt: skip
     assert plan(a, batch, 2, torch.bfloat16, torch.device("cuda")).parts > 1
-    chosen = triton_mhc.config(MANY.chunks[0][0], 4, 1024)
-    assert chosen["ONCE"] and chosen["SPLITS"] > 1
 
 
 def test_a_difference_is_seen():

@@ -59,17 +59,16 @@ def launch(space, **changes):
 
 
 def mhc_fused(a, given, mix, chosen):
-    """(h', x, gates, mixing) of the fused launch, into poisoned memory; the scratch is poisoned too."""
+    """(h', x, gates, mixing) of the fused launches, into poisoned memory; the scratch is poisoned too."""
     h, y = given["h"], given["y"]
     out = (torch.full_like(y, NAN), torch.full_like(mix[0], NAN), torch.full_like(mix[1], NAN))
     h_new = torch.full_like(h, NAN)
     scratch = triton_mhc.workspace(h, launch=chosen)
-    scratch[0].fill_(NAN)
+    scratch.fill_(NAN)
     triton_mhc.read(
         h, given["fn"], given["base"], given["scale"], norm_eps=a.norm_eps, mix_eps=a.mix_eps,
         iterations=a.sinkhorn_iterations, out=out, scratch=scratch, written=(y, *mix), h_new=h_new, launch=chosen,
     )  # fmt: skip
-    assert not scratch[1].any(), "tickets are back at zero"
     return h_new, *out
 
 
@@ -78,7 +77,7 @@ def mhc_fused(a, given, mix, chosen):
     "chosen",
     [
         pytest.param(launch(triton_mhc.FEW_SPACE, SPLITS=2), id="few"),
-        pytest.param(launch(triton_mhc.MANY_SPACE, SPLITS=2), id="once"),
+        pytest.param(launch(triton_mhc.MANY_SPACE, SPLITS=2), id="many"),
     ],
 )
 def test_mhc_writes_then_reads(chosen, device, dtype):
