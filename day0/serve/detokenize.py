@@ -1,4 +1,4 @@
-"""Text of tokens that come one by one: whole characters only, and nothing that may be the beginning of a stop string."""
+"""Text of tokens that come one by one: whole characters, and nothing that may be the beginning of a stop string."""
 
 from collections.abc import Sequence
 from typing import Protocol
