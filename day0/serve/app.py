@@ -177,6 +177,8 @@ def _malformed(error: RequestValidationError) -> ApiError:
     """The first field that is wrong, and in how many ways it could be right."""
     faults = [fault for fault in error.errors() if len(fault["loc"]) > 1] or error.errors()
     where = [str(part) for part in faults[0]["loc"][1:]]
+    if faults[0]["type"] == "string_unicode" and not where:
+        return ApiError(400, "a name in the body is no text: half a surrogate pair stands in it")
     if faults[0]["type"] == "json_invalid" or not where:
         return ApiError(400, "the body is no JSON object: send one, with Content-Type: application/json")
     param = where[0]

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import httpx
 import openai
@@ -28,11 +29,11 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
+    @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none-needed", max_retries=0, timeout=WAIT_S)
 
-    @property
+    @cached_property
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_S)
 
