@@ -177,7 +177,14 @@ def test_keys_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
         for key in ("first-key-0001", "second-key-0002", "third-key-0003"):
             client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
             assert client.completions.create(**SHORT).choices[0].text == short_text()
-        for header in (None, "Bearer", "Bearer first-key-000", "Bearer first-key-00011", "Basic first-key-0001", "Bearer é"):
+        for header in (
+            None,
+            "Bearer",
+            "Bearer first-key-000",
+            "Bearer first-key-00011",
+            "Basic first-key-0001",
+            "Bearer é",
+        ):
             headers = {} if header is None else {"Authorization": header.encode()}
             for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")):
                 answer = server.http.request(method, path, json=SHORT, headers=headers)
@@ -216,7 +223,9 @@ def test_a_key_file_that_would_let_everybody_in_is_refused(tmp_path, content):
 def test_a_full_queue_is_429_with_a_time_to_come_back():
     with running(slow_served(max_running=1), limits=Limits(waiting=2, drain_s=1)) as server:
         streams = [
-            server.http.send(server.http.build_request("POST", "/v1/completions", json=LONG | {"stream": True}), stream=True)
+            server.http.send(
+                server.http.build_request("POST", "/v1/completions", json=LONG | {"stream": True}), stream=True
+            )
         ]
         waiting = [threading.Thread(target=ask_and_forget, args=(server, LONG)) for _ in range(2)]
         for thread in waiting:
@@ -302,7 +311,9 @@ def test_a_failing_engine_is_one_clear_error_for_everybody():
     model = SpellingModel()
     with running(spelling_served(spelling_engine(model, max_running=2)), limits=Limits(drain_s=1)) as server:
         opened = [
-            server.http.send(server.http.build_request("POST", "/v1/completions", json=LONG | {"stream": True}), stream=True)
+            server.http.send(
+                server.http.build_request("POST", "/v1/completions", json=LONG | {"stream": True}), stream=True
+            )
             for _ in range(2)
         ]
         answers = []

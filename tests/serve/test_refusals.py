@@ -165,7 +165,9 @@ def test_what_chats_ask_in_a_wrong_way(server):
             headers={"Content-Type": "application/json"},
         )
         assert refused(answer, 400)["param"] == param, wrong
-    assert "not supported" in refused(server.http.post("/v1/chat/completions", json=CHAT | {"tools": []}), 400)["message"]
+    assert (
+        "not supported" in refused(server.http.post("/v1/chat/completions", json=CHAT | {"tools": []}), 400)["message"]
+    )
 
 
 BODIES = [
@@ -191,7 +193,9 @@ def test_bodies_that_are_no_request(server, path, body):
 
 
 def test_a_body_of_another_type_is_refused(server):
-    refused(server.http.post("/v1/completions", content=json.dumps(COMPLETION), headers={"Content-Type": "text/plain"}), 400)
+    refused(
+        server.http.post("/v1/completions", content=json.dumps(COMPLETION), headers={"Content-Type": "text/plain"}), 400
+    )
 
 
 def test_a_body_too_large_is_refused_with_and_without_its_length(server):

@@ -117,7 +117,7 @@ def test_logits_that_are_no_numbers_fail_one_request_only():
 
         def poison(batch):
             # The sequence whose prompt is all x reads a key that is no number.
-            for s, (first, end, context) in enumerate(batch.spans()):
+            for s, (first, _, context) in enumerate(batch.spans()):
                 if context == 0 and int(batch.token_ids[first]) == ord("x"):
                     poisoned.append(int(batch.page_table[s, 0]))
                 if poisoned and int(batch.page_table[s, 0]) == poisoned[0] and context > 80:
