@@ -11,6 +11,7 @@ from day0.engine.engine import Engine
 from day0.engine.memory.store import Store, pages_of
 from day0.engine.package import load_package
 from day0.engine.runner import Runner
+from day0.engine.threads import threads_for
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
 from day0.repo import ModelRepo
@@ -71,7 +72,9 @@ def load_served(
     model = load_package(folder, repo, dtype=dtype, device=device)
     tokenizer = repo.tokenizer if TOKENIZER in repo.file_names else None
     stop_ids = tokenizer.eos_ids if tokenizer is not None else eos_ids(repo.generation_config, repo.config)
-    known = known_answer(model, tokenizer, device=device)
+    parameters = sum(p.numel() for p in model.parameters())
+    with threads_for(parameters):
+        known = known_answer(model, tokenizer, device=device)
     layout = model.layout()
     try:
         store = Store(layout, pages=size.pages(), slots=size.slots(), dtype=dtype, device=device)
@@ -94,7 +97,7 @@ def load_served(
         weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         page_bytes=round(layout.bytes_per_token(dtype.itemsize) * PAGE_TOKENS) * size.pages(),
         state_bytes=layout.bytes_per_sequence(dtype.itemsize) * size.slots(),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
     )
 
 
