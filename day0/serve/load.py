@@ -95,8 +95,8 @@ def load_served(
         Served(name, engine, tokenizer, stop_ids, known, size.max_running),
         tuple(model.stand_in_labels()),
         weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
-        page_bytes=round(layout.bytes_per_token(dtype.itemsize) * PAGE_TOKENS) * size.pages(),
-        state_bytes=layout.bytes_per_sequence(dtype.itemsize) * size.slots(),
+        page_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "token_paged"),
+        state_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "per_sequence"),
         parameters=parameters,
     )
 

@@ -127,6 +127,16 @@ def test_a_stop_string_ends_the_text_before_it(server, stream):
     server.wait_until_nothing_is_held()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_begins_like_a_stop_string_is_text(server, stream):
+    text = text_alone(PROMPT, max_tokens=30)
+    done = server.openai.completions.create(
+        model="speller", prompt=PROMPT, max_tokens=30, temperature=0, stop=[text[-2:] + "STOP"], stream=stream
+    )
+    parts = [c.choices[0] for c in done] if stream else done.choices
+    assert "".join(p.text for p in parts) == text and parts[-1].finish_reason == "length"
+
+
 def test_stop_tokens_end_the_text_and_are_none_of_it(server):
     alone = answer_alone(tuple(PROMPT.encode()), Sampling(max_tokens=40)).output
     stop = alone[25]

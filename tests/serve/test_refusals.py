@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 
+from day0.serve.errors import ascii_json
 from day0.serve.limits import Limits
 from tests.serve.running import running
 from tests.serve.spelling import VOCAB, spelling_served
@@ -223,6 +224,11 @@ def test_the_openai_client_knows_the_errors(server):
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         server.openai.completions.create(model="gpt", prompt="a")
+
+
+def test_answers_are_ascii_so_that_no_character_ends_a_line_of_events_or_is_none():
+    given = {"text": "é \u2028 \x85", "half": "\ud800"}
+    assert ascii_json(given).isascii() and json.loads(ascii_json(given)) == given
 
 
 def test_a_model_without_a_tokenizer_takes_and_gives_token_ids():

@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 
+from day0.engine.drafting import PromptLookup
 from day0.engine.request import Request, Sampling
 from day0.serve.worker import ENGINE_FAILED, Progress, Worker, WorkerDown
+from tests.serve.running import wait_for
 from tests.serve.spelling import SpellingModel, answer_alone, spelling_engine
 
 WAIT_S = 10
@@ -72,6 +74,20 @@ def test_tokens_come_as_they_are_made_in_the_loops_thread():
                 assert [p.admitted is not None for p in h.news] == [True] + [False] * (len(h.news) - 1)
                 assert h.news[0].admitted <= h.news[0].at <= h.news[-1].at
         assert held(engine) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_several_tokens_of_one_step_are_told_once_each():
+    async def main():
+        engine = spelling_engine(SpellingModel(wild=False), drafter=PromptLookup(), draft_tokens=4)
+        request = Request(tuple(b"ab" * 20), Sampling(max_tokens=80))
+        async with started(engine) as worker:
+            heard = Heard()
+            worker.submit(request, heard)
+            assert (await heard.end()).ended == "length"
+        assert max(len(p.drawn) for p in heard.news) > 1, "nothing was drafted"
+        assert heard.tokens == request.output and len(heard.tokens) == 80
 
     asyncio.run(main())
 
@@ -182,15 +198,17 @@ def test_nothing_is_taken_before_the_start_and_after_the_end():
     asyncio.run(main())
 
 
-def test_a_loop_that_is_gone_lets_the_worker_end():
+def test_a_loop_that_is_gone_ends_the_requests_and_lets_the_worker_end():
     engine = spelling_engine()
     worker = Worker(engine)
+    request = Request((1, 2), Sampling(max_tokens=12_000))
 
     async def main():
         worker.start(asyncio.get_running_loop())
-        worker.submit(Request((1, 2), Sampling(max_tokens=12_000)), lambda progress: None)
+        worker.submit(request, lambda progress: None)
 
     asyncio.run(main())
+    wait_for(lambda: request.finished == "cancelled")
     worker.stop("over")
     assert worker.join(WAIT_S)
     assert torch.is_grad_enabled()
