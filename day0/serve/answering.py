@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from day0.serve.errors import ApiError, ascii_json
 from day0.serve.generation import Generation
@@ -46,17 +46,25 @@ class EventStream(StreamingResponse):
     """Server-sent events of a generation, closed however the stream ends, begun or not.
 
     What goes wrong after the first event is one last event with the error, and no `[DONE]`: a text that is cut short
-    must not look like a whole one.
+    must not look like a whole one. A client that reads nothing for `send_s` seconds is given up.
     """
 
-    def __init__(self, generation: Generation, events: AsyncIterator[dict[str, Any]]) -> None:
+    def __init__(self, generation: Generation, events: AsyncIterator[dict[str, Any]], *, send_s: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(_lines(events), media_type="text/event-stream", headers=headers)
         self._generation = generation
+        self._send_s = send_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._send_s):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            # Without an end of the response: the server closes the connection.
+            _log.warning("a client does not read its stream")
         finally:
             self._generation.close()
             scope["state"]["log"].update(usage_fields(self._generation))

@@ -114,7 +114,9 @@ def _add_generations(app: FastAPI, service: Service) -> None:
         if not asked.stream:
             return await _whole(request, generation, completions.whole(service, asked, generation))
         pieces = await _begun(request, generation)
-        return EventStream(generation, completions.events(service, asked, generation, pieces))
+        return EventStream(
+            generation, completions.events(service, asked, generation, pieces), send_s=service.limits.send_s
+        )
 
     @app.post("/v1/chat/completions")
     async def converse(asked: ChatRequest, request: Request) -> Response:
@@ -124,7 +126,7 @@ def _add_generations(app: FastAPI, service: Service) -> None:
         if not asked.stream:
             return await _whole(request, generation, chat.whole(service, asked, generation))
         pieces = await _begun(request, generation)
-        return EventStream(generation, chat.events(service, asked, generation, pieces))
+        return EventStream(generation, chat.events(service, asked, generation, pieces), send_s=service.limits.send_s)
 
 
 def _log_user(request: Request, user: str | None) -> None:

@@ -24,6 +24,7 @@ class Limits:
     streams: int = 256  # of all clients
     body_s: float = 30.0  # until the whole body is there
     request_s: float = 3600.0  # until the whole answer is there
+    send_s: float = 60.0  # until a client has read what it was sent before
     drain_s: float = 30.0  # for answers under way when the server is told to end
     known_answer_s: float = 30.0  # until the known answer is there
 

@@ -1,5 +1,6 @@
 """Running the server: health, metrics, keys, limits, disconnects, failures, and its end."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -13,9 +14,11 @@ import pytest
 from day0.engine.request import Sampling
 from day0.errors import Day0Error
 from day0.serve import health
+from day0.serve.answering import EventStream
 from day0.serve.health import KnownAnswer
 from day0.serve.keys import ENVIRONMENT, ApiKeys
 from day0.serve.limits import Limits
+from day0.serve.schemas import CachedTokens, Usage
 from day0.serve.server import listen
 from day0.serve.worker import ENGINE_FAILED
 from tests.serve.running import Running, running, wait_for
@@ -321,6 +324,31 @@ def test_a_client_that_goes_frees_everything(stream, path):
         assert (store.pages.used, store.slots.used) == (0, 0)
         assert server.openai.completions.create(**SHORT).choices[0].text == short_text()
         assert samples(server)['day0_continuations_total{reason="cancelled"}'] >= 6
+
+
+def test_a_client_that_reads_nothing_is_given_up():
+    class Endless:
+        usage = Usage(
+            prompt_tokens=1, completion_tokens=1, total_tokens=2, prompt_tokens_details=CachedTokens(cached_tokens=0)
+        )
+        choices = ()
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    async def events():
+        while True:
+            yield {"choices": []}
+
+    async def never(*_):
+        await asyncio.sleep(60)
+
+    generation = Endless()
+    stream = EventStream(generation, events(), send_s=0.1)
+    began = time.monotonic()
+    asyncio.run(stream({"type": "http", "state": {"log": {}}}, never, never))
+    assert generation.closed and time.monotonic() - began < 5
 
 
 # Failures

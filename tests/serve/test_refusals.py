@@ -5,9 +5,12 @@ import json
 
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from day0.serve.errors import ascii_json
 from day0.serve.limits import Limits
+from day0.serve.schemas import NOT_SUPPORTED, ChatRequest, CompletionRequest
 from tests.serve.running import running
 from tests.serve.spelling import VOCAB, spelling_served
 
@@ -224,6 +227,31 @@ def test_the_openai_client_knows_the_errors(server):
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         server.openai.completions.create(model="gpt", prompt="a")
+
+
+ANY_TEXT = st.text(st.characters(), max_size=8)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.integers() | st.floats() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, *NOT_SUPPORTED} - {"max_tokens"})
+FIELDS.remove("max_completion_tokens")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(FIELDS) | ANY_TEXT, ANY_JSON, max_size=3))
+def test_no_body_is_a_fault_of_the_server(server, given_fields):
+    for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT), ("/tokenize", COMPLETION)):
+        bound = {} if path == "/tokenize" else {"max_tokens": 2}
+        body = json.dumps(good | bound | given_fields)
+        answer = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400, 404), answer.text
+        if answer.status_code != 200:
+            refused(answer, answer.status_code)
+        elif answer.headers["content-type"].startswith("text/event-stream"):
+            assert answer.text.endswith("data: [DONE]\n\n")
+    assert server.service.not_ready == ""
 
 
 def test_answers_are_ascii_so_that_no_character_ends_a_line_of_events_or_is_none():
