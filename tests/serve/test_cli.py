@@ -23,15 +23,15 @@ PROMPT = "def add(a, b):"
 KEY = "a-key-for-the-test"
 
 
-@pytest.fixture
-def line(tmp_path, monkeypatch, capsys):
-    """The demo's line in ./demo.day0 with a package, its inventory declared so that no reference has to run."""
-    monkeypatch.chdir(tmp_path)
-    made = open_line("demo", RunOptions())
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    """The demo's line with a package, its inventory declared so that no reference has to run."""
+    made = open_line("demo", RunOptions(), tmp_path_factory.mktemp("serve") / "demo.day0")
     made.workspace.claim()
     held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
     held.model_copy(update={"produced_by": made.expected("decompose"), "model": "demo"}).write(made.workspace.folder)
-    assert day0(capsys, "map", "demo").code == day0(capsys, "generate", "demo").code == 0
+    made.run_one("map")
+    made.run_one("generate")
     return made
 
 
@@ -39,7 +39,7 @@ def test_it_answers_as_sample_does_and_finishes_when_told_to_end(line, tmp_path)
     (tmp_path / "keys").write_text(f"{KEY}\n")
     options = "--port 0 --api-key-file keys --draft-tokens 3 --max-running 3 --memory-tokens 4096 --json".split()
     process = subprocess.Popen(
-        [sys.executable, "-c", START, "serve", "demo", *options],
+        [sys.executable, "-c", START, "serve", "-w", line.workspace.folder, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -113,7 +113,7 @@ def test_an_answer_is_known_up_to_where_rounding_could_change_it(tied_after, kno
 
 def test_a_port_that_is_taken_is_said_before_the_weights_are_read(line, capsys):
     with listen("127.0.0.1", 0) as taken:
-        ran = day0(capsys, "serve", "demo", "--port", taken.getsockname()[1])
+        ran = day0(capsys, "serve", "-w", line.workspace.folder, "--port", taken.getsockname()[1])
     assert ran.code == 2
     assert ran.err.splitlines()[-1] == "hint: choose another --host or --port" and "cannot listen" in ran.err
 

@@ -239,7 +239,7 @@ FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, *NO
 FIELDS.remove("max_completion_tokens")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(FIELDS) | ANY_TEXT, ANY_JSON, max_size=3))
 def test_no_body_is_a_fault_of_the_server(server, given_fields):
     for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT), ("/tokenize", COMPLETION)):
