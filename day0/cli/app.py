@@ -21,6 +21,7 @@ from day0.cli import (
     run,
     sample,
     schema,
+    serve,
     status,
 )
 from day0.cli.main import INTERRUPTED, INTERRUPTED_LINES
@@ -67,6 +68,7 @@ app.command("map")(map.map_)
 app.command("generate")(generate.generate)
 app.command("align")(align.align)
 app.command("sample")(sample.sample)
+app.command("serve")(serve.serve)
 app.command("check")(check.check)
 app.command("status")(status.status)
 app.command("record")(record.record)

@@ -19,12 +19,14 @@ BELOW_STAGES = {"errors", "artifacts", "language", "reference", "repo", "engine"
 
 # Room (folder or module directly in day0/) -> rooms that it may import, beside itself.
 MAY_IMPORT = {
-    "cli": STAGES | BELOW_STAGES | {"pipeline", "workspace", "demo"},
-    "pipeline": STAGES | BELOW_STAGES | {"workspace", "demo"},
+    "cli": STAGES | BELOW_STAGES | {"pipeline", "serve", "workspace", "demo"},
+    "pipeline": STAGES | BELOW_STAGES | {"serve", "workspace", "demo"},
     "workspace": {"errors", "artifacts", "repo"},
     **{stage: BELOW_STAGES for stage in STAGES},
     # A package reads its weights from the model repo that it was made for.
     "engine": {"errors", "artifacts", "kernels", "repo"},
+    # The HTTP front of a running engine: stages know nothing of it.
+    "serve": {"errors", "artifacts", "engine", "kernels", "repo"},
     "reference": {"errors", "artifacts", "language", "repo"},
     "language": {"errors", "artifacts", "kernels"},
     "repo": {"errors", "artifacts"},
@@ -40,6 +42,7 @@ DOES_WITHOUT = {
     "language": {"transformers", "triton"},
     "mapping": {"transformers", "triton"},
     "engine": {"transformers", "triton"},
+    "serve": {"transformers", "triton"},
 }
 KERNELS_MAY_IMPORT = {"day0", "torch", "triton", "pydantic"} | set(sys.stdlib_module_names)
 # What everything outside a kind's own folder may see of kernels/.
