@@ -155,6 +155,9 @@ class _Renderer:
         lines: list[str] = []
         for step in block.steps:
             targets = ", ".join(step.targets)
+            if block is self.program.model and step is block.steps[-1] and self._by_rows(step):
+                # The output table is the widest product: only rows that somebody asks for go through it.
+                lines += [f"{x} = batch.asked_rows({x})" for x in step.arguments]
             if step.callee == LAYERS:
                 lines.append("for layer in self.layers:")
                 lines.append(f"    {targets} = layer({', '.join((*step.arguments, 'batch', 'memory'))})")
@@ -163,9 +166,15 @@ class _Renderer:
             arguments = (*step.arguments, *self._context(step))
             lines += _wrap(f"{targets} = self.{step.callee}{method}", list(arguments))
         if block is self.program.model:
+            if not self._by_rows(block.steps[-1]):
+                lines += [f"{x} = batch.asked_rows({x})" for x in block.gives]
             lines.append(f"return {', '.join(block.gives)}")
             return list(_fold_return(tuple(lines)))
         return lines
+
+    def _by_rows(self, step: Step) -> bool:
+        """Whether the step makes each row of its result of the same row alone."""
+        return step.callee in self.uses and not self._context(step)
 
     def _context(self, step: Step) -> tuple[str, ...]:
         if step.callee in self.slots or step.callee in self.program.blocks:

@@ -33,10 +33,16 @@ class Batch:
     phase: Phase = "prefill"
     # [S] int64, verify only: how many tokens of the previous verify step were accepted (state commits with them).
     commit: Tensor | None = None
+    # [M] int64: the rows whose logits are asked for, in that order; None: all N.
+    asked: Tensor | None = None
 
     @property
     def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
+
+    def asked_rows(self, x: Tensor) -> Tensor:
+        """x's [N, channels] rows whose logits are asked for [M, channels]."""
+        return x if self.asked is None else x[self.asked]
 
     def spans(self) -> list[tuple[int, int, int]]:
         """(first row, end row, context length) of each sequence, as Python ints: for references, not for kernels."""

@@ -23,7 +23,8 @@ INCOMPLETE = "get the checkpoint anew, or correct the recipe or config where the
 
 
 class Package(nn.Module):
-    """What every generated `Model` can do beside its own forward(batch, memory) -> logits [N, vocab]."""
+    """What every generated `Model` can do beside its own forward(batch, memory) -> logits [N, vocab], or of the
+    rows that the batch asks for [M, vocab]."""
 
     VOCAB_SIZE: ClassVar[int]
     MAX_POSITIONS: ClassVar[int | None]
@@ -49,7 +50,7 @@ class Package(nn.Module):
         return Layout(components=components, vocab_size=self.VOCAB_SIZE, max_positions=self.MAX_POSITIONS)
 
     def __call__(self, batch: Batch, memory: Memory) -> Tensor:
-        """One step: logits [N, vocab]. Every operator learns the step's phase, which its implementation depends on."""
+        """One step: logits [N, vocab], or [M, vocab] of the rows asked for. Every operator learns the step's phase, which its implementation depends on."""
         if batch.phase != self._phase:
             self._phase = batch.phase
             for operator in self.operators():

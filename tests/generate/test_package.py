@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from day0.engine.runner import Runner
 from day0.errors import Day0Error
 from day0.generate.render import render_model
 from day0.generate.stage import Options, run
+from day0.kernels.interface.batch import Batch
+from day0.kernels.interface.memory import Memory
 from day0.language.program import apply_recipe
 from day0.language.recipe import load_recipe
 from day0.mapping import MapOptions, load_device
@@ -51,6 +54,19 @@ def test_the_package_computes_what_the_recipe_says(generate, repo):
     # float64: a few hundred roundings of 1.1e-16 on values of size ~10
     assert (whole - toy.expected(IDS, owned)).abs().max() < 1e-12
     assert (chunked - whole).abs().max() < 1e-12
+
+
+def test_only_rows_asked_for_go_through_the_output_table(generate, repo):
+    model = load_package(generate().folder, repo, dtype=torch.float64)
+    batch = Batch.pack([IDS[:20], IDS[20:]], context_lens=[0, 0], slots=[1, 2], pages=[[1], [2]])
+    memory = Memory.allocate(model.layout(), pages=3, slots=3, dtype=torch.float64, device="cpu")
+    whole = model(batch, memory)
+    rows = torch.tensor([36, 19, 0])
+    seen = []
+    model.head.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[0]))
+    some = model(replace(batch, asked=rows), memory)
+    # float64: a product of another height adds up in another order
+    assert seen == [3] and (some - whole[rows]).abs().max() < 1e-12
 
 
 def test_model_py_is_one_readable_file_that_imports_kernels_and_torch_only(generate):
