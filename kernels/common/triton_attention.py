@@ -270,7 +270,7 @@ def attend(
     in_group = program % GROUP_BLOCKS * BH + tl.arange(0, M) % BH
     token = tl.arange(0, M) // BH
     live = (in_group < GROUP) & (token < count)
-    head = kv_head * GROUP + in_group
+    head = (kv_head * GROUP + in_group).to(tl.int64)
     row = (first + token).to(tl.int64)
 
     inside = sequence < sequences
@@ -287,13 +287,13 @@ def attend(
             tl.store(sums + row * s_row + head * s_head + split, tl.full([M], float("-inf"), tl.float32), mask=live)
             return
 
-    keys += kv_head * k_head
+    keys += kv_head.to(tl.int64) * k_head
     if not SHARED:
-        values += kv_head * v_head
+        values += kv_head.to(tl.int64) * v_head
     if TILES > 0:
-        key_scales += kv_head * ks_head
+        key_scales += kv_head.to(tl.int64) * ks_head
         if not SHARED:
-            value_scales += kv_head * vs_head
+            value_scales += kv_head.to(tl.int64) * vs_head
     most = tl.full([M], float("-inf"), tl.float32)
     # Summed over positions at the end: a sum across warps in each tile would hold up its products.
     total = tl.zeros([M, BN], tl.float32)

@@ -44,7 +44,7 @@ _SMALL_ROWS = 64 if INTERPRETED else 16
 def _space(name: str, *configs: tuple[int, int, int, int, int, int]) -> Space:
     names = ("BN", "warps", "stages", "per_sm", "apart", "fetch")
     made = tuple(dict(zip(names, config, strict=True)) for config in configs)
-    return Space(f"attention.{name}", str(triton_attention.__file__), made)
+    return Space(f"attention.{name}", (str(triton_attention.__file__), __file__), made)
 
 
 # BN positions a tile; `per_sm` programs a multiprocessor before a sequence is not split further; `apart` and `fetch`:
@@ -265,6 +265,8 @@ def read(
     if tiles == 1:
         # Two channels at a time.
         keys, values = keys.view(torch.int16), None if values is None else values.view(torch.int16)
+    if indices is not None and places is None:
+        places = indices.view(torch.int32)  # lists of no positions: nothing is read of them
     tokens, heads = p.blocks
     to = out if parts is None else parts
     grid = p.programs * splits
@@ -421,7 +423,15 @@ def _require_fit(
     require(p.heads % p.kv_heads == 0, KERNEL, "as many query heads for every key head")
     require(max(p.key_dim, p.value_dim) <= MAX_KEY, KERNEL, f"keys and values of at most {MAX_KEY} channels")
     _require_rows(keys)
+    for name, pool in (("keys", keys), ("values", values), ("rope_keys", rope_keys)):
+        if pool is not None:
+            _require_near(name, pool)
     _require_batch(batch)
+
+
+def _require_near(name: str, pool: Tensor) -> None:
+    """Offsets within a page are 32-bit."""
+    require(pool.stride(0) * PAGE_TOKENS < 2**31, KERNEL, f"{name} whose rows are fewer than 2^25 numbers apart")
 
 
 def _require_scales(
@@ -431,13 +441,16 @@ def _require_scales(
     whole = p.key_dim % TILE == 0 and p.value_dim == p.key_dim and tiles == next_power_of_2(tiles)
     require(whole, KERNEL, f"quantised entries of 1, 2 or 4 tiles of {TILE} channels, keys and values alike")
     require((values is None) == (value_scales is None), KERNEL, "scales of the values where there are values")
-    for pool in (keys, values):
+    for pool in (keys, values) if tiles == 1 else ():
         if pool is not None:
             starts = (pool.storage_offset(), *pool.stride()[:2])
-            require(all(n % 2 == 0 for n in starts), KERNEL, "quantised entries that begin at even bytes")
+            require(
+                all(n % 2 == 0 for n in starts), KERNEL, "quantised entries of 128 channels that begin at even bytes"
+            )
     for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
         if scales is not None:
             require_tensor(KERNEL, name, scales, (keys.shape[0], p.kv_heads, tiles), (torch.float32,))
+            _require_near(name, scales)
 
 
 def _require_rows(pool: Tensor) -> None:

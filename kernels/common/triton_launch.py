@@ -2,12 +2,15 @@
 
 import os
 
+import torch
 from torch import Tensor
 
 from day0.errors import Day0Error
 
 # Triton reads this when a kernel is decorated, so it has to be set before the kernels are imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Whether kernels become PTX: instructions may then be named.
+PTX = not INTERPRETED and torch.version.cuda is not None
 
 
 class ContractError(Day0Error, ValueError):
@@ -41,4 +44,4 @@ def next_power_of_2(n: int) -> int:
 
 def early(start: bool) -> dict[str, bool]:
     """Launch options with which a kernel may start before the one before it is over (programmatic dependent launch)."""
-    return {"launch_pdl": True} if start and not INTERPRETED else {}
+    return {"launch_pdl": True} if start and PTX else {}

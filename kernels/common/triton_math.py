@@ -1,13 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Single instructions of a GPU as functions; where there are none (the interpreter), what they stand for."""
 
-import torch
 import triton
 import triton.language as tl
 
-from day0.kernels.common.triton_launch import INTERPRETED
+from day0.kernels.common import triton_launch
 
-PTX = tl.constexpr(not INTERPRETED and torch.version.cuda is not None)
+PTX = tl.constexpr(triton_launch.PTX)
 
 
 @triton.jit

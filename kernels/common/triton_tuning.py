@@ -21,6 +21,7 @@ Config = Mapping[str, int]
 Bucket = tuple[int | str, ...]
 
 CACHE_ENV = "DAY0_CACHE"
+SHARED = (str(Path(__file__).with_name("triton_math.py")),)
 
 
 def tuning_folder() -> Path:
@@ -33,11 +34,12 @@ def tuning_folder() -> Path:
 class Space:
     """The configurations of one kernel. The first is taken where nothing was measured: it must be right everywhere.
 
-    `kernel`: "recurrence.decode"; `source`: the file that holds the kernel, so that an edit measures again.
+    `kernel`: "recurrence.decode"; `source`: the file that holds the kernel, or more that decide how it is launched, so
+    that an edit measures again. What kernels share (SHARED) counts for all.
     """
 
     kernel: str
-    source: str
+    source: str | tuple[str, ...]
     configs: tuple[Config, ...]
 
     def config(self, bucket: Bucket) -> Config:
@@ -88,8 +90,10 @@ def _device_key() -> str:
 
 
 @cache
-def _source_hash(source: str) -> str:
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12]
+def _source_hash(source: str | tuple[str, ...]) -> str:
+    files = (source,) if isinstance(source, str) else source
+    contents = [Path(file).read_bytes() for file in (*files, *SHARED)]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12]
 
 
 def size_bucket(n: int) -> int:

@@ -301,6 +301,7 @@ def _require(
         require_tensor(KERNEL, "q_scales", q_scales, (rows, a.heads * a.dim // GROUP), (torch.uint8,))
         groups = a.dim // GROUP
         require_tensor(KERNEL, "key_scales", key_scales, (keys.shape[0], groups), (torch.uint8,))
+        require(key_scales.stride(0) < 2**20, KERNEL, "key_scales at most 2^20 numbers apart")
         pairs = all(x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0 for x in (q, keys))
         require(pairs, KERNEL, "quantised q and keys whose rows begin at even bytes")
         whole = key_scales.stride(0) % groups == 0 and key_scales.storage_offset() % groups == 0

@@ -31,7 +31,8 @@ def _parted(pairs, FP8: tl.constexpr):
 def _group_of_queries(q_at, s_at, used, largest, group: tl.constexpr, FP8: tl.constexpr):
     """(even, odd channels) [16, queries] of a group of 32, times 2^(its exponent - the largest of the query + 7).
 
-    float16 holds both forms exactly down to 2^-22 of the largest scale (what is smaller is rounded at 2^-31 of it).
+    float16 holds both forms exactly down to 2^-22 of the largest scale; smaller groups lose digits, and from 2^-32 on
+    they count as 0.
     """
     exponent = tl.load(s_at + group, mask=used, other=0).to(tl.int32)
     scale = ((tl.maximum(exponent - largest, -126 - 7) + 127 + 7) << 23).to(tl.float32, bitcast=True).to(tl.float16)
@@ -180,12 +181,16 @@ def score_kernel(
         else:
             # Scales are put on the products: putting them on keys would carry those through shared memory once more.
             hits = tl.zeros([B, R * H], tl.float32)
+            # Relative to the key's largest, so that nothing overflows before the query's scale is in.
+            most_of_key = tl.zeros([B], tl.int32)
+            for g in tl.static_range(D // 32):
+                most_of_key = tl.maximum(most_of_key, (exponents >> (8 * g)).to(tl.int32) & 0xFF)
             for g in tl.static_range(D // 32):
                 even, odd = _parted(tl.load(tile_at + 16 * g, mask=seen[:, None], other=0), QUANTISED == "e4m3")
                 part = tl.dot(even, queries[g][0], input_precision="ieee")
                 part = tl.dot(odd, queries[g][1], part, input_precision="ieee")
-                factor = (((exponents >> (8 * g)).to(tl.int32) & 0xFF) << 23).to(tl.float32, bitcast=True)
-                hits += part * factor[:, None]
+                exponent = ((exponents >> (8 * g)).to(tl.int32) & 0xFF) - most_of_key + 127
+                hits += part * (tl.maximum(exponent, 0) << 23).to(tl.float32, bitcast=True)[:, None]
             following = tl.minimum(at + B, last - 1)
             exponents = _exponents_of(key_scales, key_scale_stride, page, following, last, B, ENTRIES)
         hits = tl.maximum(hits, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -194,6 +199,9 @@ def score_kernel(
             # An infinite key makes NaN of the padding heads' zeros.
             hits = tl.where((head < HEADS)[None, :], hits, 0.0)
         sums = tl.sum(tl.reshape(hits, [B, R, H]), axis=2)
+        if QUANTISED != "":
+            # Powers of two above 0: they come out of relu and sums.
+            sums = sums * (most_of_key << 23).to(tl.float32, bitcast=True)[:, None]
         counts = candidate[:, None] < visible[None, :]
         nan = nan | (counts & (sums != sums)).to(tl.int32)
         tl.store(mine + candidate[:, None], ordered(sums), mask=counts & seen[:, None])

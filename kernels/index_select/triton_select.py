@@ -195,7 +195,9 @@ def select_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrived + slot, 1, sem="acq_rel") < PARTS - 1:
                 return
-            let_next_launch_start()
+            if PAGE > 0:
+                # A read of pool rows comes next.
+                let_next_launch_start()
             count = 0
             for other in tl.static_range(PARTS):
                 # Behind what the parts before kept.

@@ -50,7 +50,10 @@ class Package(nn.Module):
         return Layout(components=components, vocab_size=self.VOCAB_SIZE, max_positions=self.MAX_POSITIONS)
 
     def __call__(self, batch: Batch, memory: Memory) -> Tensor:
-        """One step: logits [N, vocab], or [M, vocab] of the rows asked for. Every operator learns the step's phase, which its implementation depends on."""
+        """One step: logits [N, vocab], or [M, vocab] of the rows asked for.
+
+        Every operator learns the step's phase, which its implementation depends on.
+        """
         if batch.phase != self._phase:
             self._phase = batch.phase
             for operator in self.operators():

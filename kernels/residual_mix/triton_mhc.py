@@ -183,22 +183,14 @@ def _launch_mix(
 ) -> None:
     y, gates, mixing = written or (h, h, h)
     new = h if h_new is None else h_new
-    mix_and_project[(triton.cdiv(h.shape[0], chosen["BM"]) * chosen["SPLITS"],)](
-        h, y, gates, mixing, new, h if fn is None else fn, h if scratch is None else scratch, unit=1.0,
-        PROJECT=fn is not None, **_mix_arguments(h, y, new, fn, chosen, mixes=written is not None, dot=dot),
-    )  # fmt: skip
-
-
-def _mix_arguments(
-    h: Tensor, y: Tensor, new: Tensor, fn: Tensor | None, chosen: dict[str, int], *, mixes: bool, dot: Any
-) -> dict[str, Any]:
-    """What both kernels that mix and project take."""
     tokens, streams, width = h.shape
-    return dict(
+    mix_and_project[(triton.cdiv(tokens, chosen["BM"]) * chosen["SPLITS"],)](
+        h, y, gates, mixing, new, h if fn is None else fn, h if scratch is None else scratch, unit=1.0,
         tokens=tokens, width=width, h_row=h.stride(0), h_stream=h.stride(1), y_row=y.stride(0), new_row=new.stride(0),
-        new_stream=new.stride(1), fn_row=0 if fn is None else fn.stride(0), STREAMS=streams, MIX=mixes,
-        ROWS=(2 + streams) * streams, PAD=padded_rows(streams), SPLITS=chosen["SPLITS"], DOT=dot, BM=chosen["BM"],
-        BC=chosen["BC"], num_warps=chosen["warps"], num_stages=chosen["stages"], maxnreg=chosen["regs"] or None,
+        new_stream=new.stride(1), fn_row=0 if fn is None else fn.stride(0), STREAMS=streams, MIX=written is not None,
+        PROJECT=fn is not None, ROWS=(2 + streams) * streams, PAD=padded_rows(streams), SPLITS=chosen["SPLITS"],
+        DOT=dot, BM=chosen["BM"], BC=chosen["BC"], num_warps=chosen["warps"], num_stages=chosen["stages"],
+        maxnreg=chosen["regs"] or None,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from day0.kernels.attention.triton_cases import CASES
 from day0.kernels.common.conformance import check, relative_l2
+from day0.kernels.common.triton_attention_bench import quantise
 from day0.kernels.common.triton_attention_launch import problem, read, write
 from day0.kernels.common.triton_launch import INTERPRETED, ContractError
 from day0.kernels.interface.batch import PAGE_TOKENS, Batch
@@ -67,7 +68,46 @@ def test_latents_with_rope_keys_in_parts():
     x = make_read([1, 3], [70, 2], heads=3, kv_heads=1, dim=24, value_dim=None, rope_dim=8)
     assert_close(x, run(x, 1))
     assert_close(x, run(x, 2))
-    assert_close(x, run(x, 2, config={"BN": 32, "warps": 1, "stages": 1, "per_sm": 1, "apart": 1, "fetch": 1}))
+    assert_close(x, run(x, 2, config={"BN": 32, "warps": 1, "stages": 1, "per_sm": 1, "apart": 1, "fetch": 0}))
+
+
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("splits", "more"),
+    [(1, {}), (3, {"heads": 3, "kv_heads": 1, "rope_dim": 16}), (2, {"kv_heads": 1, "value_dim": None})],
+    ids=["two key heads", "rope keys, in parts", "values that are the keys"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_quantised_entries_are_read_two_channels_at_a_time(kept, splits, more, dtype):
+    x = make_read([1, 2], [70, 3], **({"dim": 128, "value_dim": 128, "padding": 1, "dtype": dtype} | more))
+    # Where nobody wrote, the scale is NaN.
+    pools = {name: pool for name, pool in (("keys", x.keys), ("values", x.values)) if pool is not None}
+    stored = {name: quantise(pool.float().nan_to_num(0.1), kept) for name, pool in pools.items()}
+    dequantised = {}
+    for name, (values, scales) in stored.items():
+        dequantised[name] = (values.float() * scales).masked_fill(pools[name].isnan(), float("nan"))
+        scales[pools[name].isnan().any(-1)] = float("nan")
+    options = {"key_scales": stored["keys"][1]}
+    if "values" in stored:
+        options["value_scales"] = stored["values"][1]
+    out = run(replace(x, **{name: values for name, (values, _) in stored.items()}), splits, **options)
+    assert_close(replace(x, **dequantised), out)
+
+
+def test_quantised_entries_begin_at_even_bytes():
+    x = make_read([1], [5], heads=2, kv_heads=1, dim=128, value_dim=None)
+    values, scales = quantise(x.keys.nan_to_num(0.1), torch.int8)
+    wide = torch.zeros(values.shape[0], 1, 129, dtype=torch.int8, device=DEVICE)
+    for odd in (wide[..., :128], wide.view(-1)[1 : 1 + values.numel()].view(values.shape)):
+        with pytest.raises(ContractError, match="even bytes"):
+            run(replace(x, keys=odd), key_scales=scales)
+
+
+def test_rows_too_far_apart_for_offsets_are_refused():
+    x = make_read([1], [5])
+    far = torch.empty(x.keys.shape[0], 2**25, device="meta").as_strided(x.keys.shape, (2**25, *x.keys.stride()[1:]))
+    with pytest.raises(ContractError, match="keys whose rows"):
+        run(replace(x, keys=far))
 
 
 def test_more_parts_than_tiles():

@@ -221,6 +221,49 @@ def test_quantised(device, dtype, form):
     assert problem.wrong(out, dequantise(q, q_scales), dequantise(keys, key_scales)) == []
 
 
+@EVERYWHERE
+@pytest.mark.parametrize("form", ["e4m3", "int8"])
+@pytest.mark.parametrize(
+    ("dim", "block", "lengths"), [(32, 16, [1]), (128, 64, [1, 3]), (256, 128, [2])], ids=["32", "128", "256"]
+)
+def test_quantised_keys_of_any_width(device, dtype, form, dim, block, lengths):
+    """One to eight groups a key; tiles within a page and over two; several queries; scales that nobody wrote."""
+    problem = Problem(KIND.parse(TOKEN | dict(dim=dim)), [90, 70][: len(lengths)], lengths, device, dtype)
+    entries = torch.cat(problem.entries)
+    filled = torch.zeros_like(problem.keys)
+    filled[entries] = problem.keys[entries]
+    (q, q_scales), (keys, key_scales) = quantise(problem.q, form), quantise(filled, form)
+    nobody = torch.ones(len(keys), dtype=torch.bool, device=device)
+    nobody[entries] = False
+    key_scales[nobody] = 255
+    problem.q, problem.keys = q, keys
+    scores = {"block": block, "warps": 4, "stages": 1, "waves": 1, "columns": 16 * max(lengths)}
+    out, _, _ = problem.choose(scores=scores, q_scales=q_scales, key_scales=key_scales)
+    assert problem.wrong(out, dequantise(q, q_scales), dequantise(keys, key_scales)) == []
+
+
+@EVERYWHERE
+def test_scales_that_make_up_for_each_other(device, dtype):
+    """Products of large keys with small queries: neither alone is a number that float32 holds."""
+    problem = Problem(KIND.parse(TOKEN | dict(dim=64)), [90], [1], device, dtype)
+    entries = problem.entries[0]
+    filled = torch.zeros_like(problem.keys)
+    filled[entries] = problem.keys[entries]
+    (q, q_scales), (keys, key_scales) = quantise(problem.q, "int8"), quantise(filled, "int8")
+    problem.q, problem.keys = q, keys
+    out, flag, _ = problem.choose(q_scales=q_scales, key_scales=key_scales)
+    far, far_flag, _ = problem.choose(q_scales=q_scales - 90, key_scales=key_scales + 90)
+    assert torch.equal(far, out) and not flag and not far_flag
+
+
+def test_quantised_rows_begin_at_even_bytes():
+    problem = Problem(KIND.parse(TOKEN | dict(dim=64)), [90], [1], "cpu", torch.float32)
+    (q, q_scales), (keys, key_scales) = quantise(problem.q, "int8"), quantise(problem.keys.nan_to_num(0.0), "int8")
+    problem.q, problem.keys = q, torch.zeros(len(keys), 65, dtype=torch.int8)[:, :64]
+    with pytest.raises(ContractError, match="even bytes"):
+        problem.choose(q_scales=q_scales, key_scales=key_scales)
+
+
 def test_state_of_pools_with_norm_and_rotation_over_chunks(monkeypatch):
     # Which are chosen, other tests look at.
     monkeypatch.setattr(triton_fused, "choose", lambda *args, **options: None)

@@ -60,5 +60,17 @@ def test_functions_and_rounding(device):
     torch.testing.assert_close(outs[0][small].double(), torch.exp2(exact)[small], rtol=2**-21, atol=0)
     torch.testing.assert_close(outs[1].double(), exact.log2(), rtol=2**-21, atol=2**-21)
     torch.testing.assert_close(outs[2].double(), 1 / exact, rtol=2**-22, atol=0)
+    ends = torch.tensor([-0.0, -1.5, -126.0, -140.0, -2000.0, -torch.inf, torch.nan, torch.inf], device=device)
+    _each[(1,)](ends.repeat(256), *outs, 2048)
+    powers = outs[0][:8].tolist()
+    assert powers[0] == 1.0 and abs(powers[1] / 2**-1.5 - 1) < 2**-21 and powers[2] == 2.0**-126
+    assert 0.0 <= powers[3] <= 2.0**-139 and powers[4] == powers[5] == 0.0
+    assert powers[6] != powers[6] and powers[7] == float("inf")
+    if device == "cuda":
+        halfway = [1.0 + 2**-8, 1.0 + 3 * 2**-8, -3.4e38, torch.inf, torch.nan, 0.0, -0.0, 1e-40]
+        values = torch.tensor(halfway, device=device).repeat(256)
+        _each[(1,)](values, *outs, 2048)
+        torch.testing.assert_close(outs[3], values.bfloat16(), rtol=0, atol=0, equal_nan=True)
+        _each[(1,)](x, *outs, 2048)
     # The interpreter cuts digits off.
     assert device == "cpu" or torch.equal(outs[3], x.bfloat16())

@@ -34,8 +34,8 @@ def test_residual_sum_in_front(device, dtype):
     out, total = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
     normalise(PLAIN, x, None, weight=weight, bias=None, out=out, residual=r, total=total)
     assert torch.equal(total, x + r)
-    # Another kernel, whose sum of 40 squares may go in another order: 40 roundings at most, of which the root takes half,
-    # and three of its own; and the result's.
+    # Another kernel, whose sum of 40 squares may go in another order: 40 roundings at most, of which the root takes
+    # half, and three of its own; and the result's.
     bound = 23 * 2.0**-24 + torch.finfo(dtype).eps
     torch.testing.assert_close(out, norm(PLAIN, total, weight=weight), rtol=bound, atol=0)
     normalise(PLAIN, x, None, weight=weight, bias=None, out=x, residual=r, total=r)

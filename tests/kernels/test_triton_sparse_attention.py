@@ -172,6 +172,21 @@ def test_quantised_latents():
     assert_close(replace(x, keys=(values.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2)), out)
 
 
+@pytest.mark.parametrize("width", [1, 33, 64, 130])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_of_the_next_tile_are_asked_for_ahead(width, splits):
+    x = make_read([1, 2], [150, 20], heads=2, kv_heads=1, value_dim=None, rope_dim=8, width=width, dtype=torch.float16)
+    config = {"BN": 32, "warps": 1, "stages": 2, "per_sm": 1, "apart": 1, "fetch": 1}
+    assert_close(x, run(x, splits, config=config))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_lists_of_no_positions_give_zeros(splits):
+    x = make_read([1, 1], [2, 70])
+    empty = replace(x, indices=x.indices[:, :0].contiguous())
+    assert not run(empty, splits).any()
+
+
 def test_what_does_not_fit_is_refused_before_it_runs():
     x = make_read([1], [2])
     with pytest.raises(ContractError, match="indices of shape"):
