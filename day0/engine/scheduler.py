@@ -86,6 +86,12 @@ class Scheduler:
                 f"token id {wrong[0]} is outside the vocabulary of {layout.vocab_size}",
                 hint="check the tokenizer against the model",
             )
+        biased = [t for t in request.sampling.logit_bias if not 0 <= t < layout.vocab_size]
+        if biased:
+            raise Day0Error(
+                f"logit_bias has token id {biased[0]}, outside the vocabulary of {layout.vocab_size}",
+                hint="give ids of this model",
+            )
         room = (self._store.pages.count - self._store.pages.reserved) * PAGE_TOKENS
         if layout.max_positions is not None:
             room = min(room, layout.max_positions)
