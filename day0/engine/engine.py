@@ -2,13 +2,14 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from day0.engine.counts import Counts
 from day0.engine.drafting import Drafter
 from day0.engine.memory.pool import PoolEmpty
 from day0.engine.memory.prefix_index import grid
@@ -16,6 +17,7 @@ from day0.engine.memory.store import Store
 from day0.engine.request import Drawn, Request
 from day0.engine.sampling import draw
 from day0.engine.scheduler import Scheduler, Sequence
+from day0.engine.speculation import Speculation
 from day0.kernels.interface.batch import Batch, Phase
 from day0.kernels.interface.memory import Memory
 
@@ -24,21 +26,6 @@ _log = logging.getLogger(__name__)
 Forward = Callable[[Batch, Memory], Tensor]
 # Known tokens that a sequence replays before its next draft, at most: beyond, a step without drafts moves its state.
 REPLAYED = 16
-
-
-@dataclass
-class Counts:
-    """Since the engine was made."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    verifies: int = 0
-    preemptions: int = 0
 
 
 class _Failed(Exception):
@@ -65,6 +52,9 @@ class Engine:
     rejected the copy comes back: the accepted tokens are then known but not in memory, and go through the next step
     before its drafts.
 
+    `speculation` judges from measured times when drafts are worth making; without it they always are. `clock` gives
+    seconds.
+
     What goes wrong in one request's own work (its drafts, its logits, its draw) ends that request with the finish
     reason "error". A forward is everybody's work: what it raises goes through `step`, after which nothing is known.
     """
@@ -78,9 +68,11 @@ class Engine:
         step_tokens: int,
         drafter: Drafter | None = None,
         draft_tokens: int = 4,
+        speculation: Speculation | None = None,
         chunk_sizes: tuple[int, ...] = (),
         observer: Observer | None = None,
         device: torch.device | str = "cpu",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
         self.store = store
@@ -88,6 +80,8 @@ class Engine:
         self._observer = observer
         self._drafter = drafter
         self._draft_tokens = draft_tokens
+        self._speculation = speculation
+        self._clock = clock
         self._device = device
         self._stateful = any(c.role == "per_sequence" for c in store.layout.components)
         self.counts = Counts()
@@ -114,11 +108,19 @@ class Engine:
         self.counts.steps += 1
         if work.prefilling:
             self._prefill(work.prefilling)
+        if work.decoding:
+            self._continue(work.decoding)
+
+    def _continue(self, decoding: list[Sequence]) -> None:
+        """Their next tokens, and how long these took: choosing tokens has waited for the device before and after."""
+        begun, before, running = self._clock(), self.counts.generated_tokens, len(decoding)
+        judge = self._speculation
+        drafting = self._drafter is not None and (judge is None or judge.drafts(running))
         plain: list[Sequence] = []
         others: list[tuple[Sequence, list[int]]] = []
-        for sequence in work.decoding:
+        for sequence in decoding:
             try:
-                drafts = self._drafts(sequence)
+                drafts = self._drafts(sequence) if drafting else []
             except _Failed as failed:
                 self._fail(sequence, failed)
                 continue
@@ -130,6 +132,14 @@ class Engine:
             self._decode(plain)
         if others:
             self._verify(others)
+        if judge is None or self._drafter is None or len(plain) + len(others) < running:
+            return
+        if not others:
+            judge.decoded(running, self._clock() - begun)
+        elif drafting:
+            judge.verified(running, self.counts.generated_tokens - before, self._clock() - begun)
+            self.counts.pauses = judge.pauses
+        # What is left are replays after the last drafts of a window: steps of neither kind.
 
     def _prefill(self, work: list[tuple[Sequence, int]]) -> None:
         rows = self._logits([(s, s.tokens[s.place.length : end]) for s, end in work], "prefill")
@@ -163,8 +173,9 @@ class Engine:
     def _drafts(self, sequence: Sequence) -> list[int]:
         """What to try after the sequence's last token; nothing where there is no memory for it."""
         left = sequence.request.sampling.max_tokens - len(sequence.request.drawn) - 1
-        if self._drafter is None or sequence.ahead > REPLAYED or left <= 0:
+        if sequence.ahead > REPLAYED or left <= 0:
             return []
+        assert self._drafter is not None
         most, vocabulary = min(self._draft_tokens, left), self.store.layout.vocab_size
         try:
             proposed = list(self._drafter.propose(sequence.request, sequence.tokens, most))
@@ -223,9 +234,7 @@ class Engine:
 
     def _told(self, request: Request, accepted: int, proposed: int) -> _Failed | None:
         """Count a verification, and tell the drafter."""
-        self.counts.verifies += 1
-        self.counts.drafted += proposed
-        self.counts.accepted += accepted
+        self.counts.verified(accepted, proposed)
         assert self._drafter is not None
         try:
             self._drafter.accepted(request, accepted, proposed)

@@ -11,6 +11,7 @@ from day0.engine.engine import Engine
 from day0.engine.memory.store import Store, pages_of
 from day0.engine.package import load_package
 from day0.engine.runner import Runner
+from day0.engine.speculation import Speculation
 from day0.engine.threads import threads_for
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
@@ -89,6 +90,7 @@ def load_served(
         step_tokens=size.step_tokens,
         drafter=PromptLookup() if size.draft_tokens else None,
         draft_tokens=size.draft_tokens,
+        speculation=Speculation(),
         device=device,
     )
     return Loaded(
