@@ -76,7 +76,15 @@ class Engine:
     ) -> None:
         self._forward = forward
         self.store = store
-        self.scheduler = Scheduler(store, max_running=max_running, step_tokens=step_tokens, chunk_sizes=chunk_sizes)
+        self.counts = Counts()
+        self.scheduler = Scheduler(
+            store,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            chunk_sizes=chunk_sizes,
+            counts=self.counts,
+            clock=clock,
+        )
         self._observer = observer
         self._drafter = drafter
         self._draft_tokens = draft_tokens
@@ -84,7 +92,6 @@ class Engine:
         self._clock = clock
         self._device = device
         self._stateful = any(c.role == "per_sequence" for c in store.layout.components)
-        self.counts = Counts()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Day0Error when it could never run."""
@@ -153,7 +160,7 @@ class Engine:
             except _Failed as failed:
                 self._fail(sequence, failed)
                 continue
-            if end in (len(request.prompt), sequence.junction) or grid(end):
+            if end == len(request.prompt) or end in sequence.junctions or grid(end):
                 self.store.keep(place, sequence.tokens[:end])
             if drawn:
                 sequence.decodes = True
@@ -296,9 +303,6 @@ class Engine:
         if self._observer is not None:
             self._observer.ends(sequence)
         self.store.keep(sequence.place, sequence.tokens[: sequence.place.length])
-        self.counts.prompt_tokens += len(request.prompt)
-        self.counts.reused_tokens += request.reused
-        self.counts.preemptions += request.preemptions
         self.scheduler.end(sequence)
 
 
