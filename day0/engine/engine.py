@@ -246,7 +246,9 @@ class Engine:
         try:
             self._drafter.accepted(request, accepted, proposed)
         except Exception as error:
-            return _Failed(f"the drafter failed: {_described(error)}")
+            failed = _Failed(f"the drafter failed: {_described(error)}")
+            failed.__cause__ = error
+            return failed
         return None
 
     def _logits(self, work: list[tuple[Sequence, list[int]]], phase: Phase) -> tuple[Tensor, ...]:
@@ -282,7 +284,7 @@ class Engine:
         """End a sequence whose own work went wrong, with nothing added to the prefix index."""
         request = sequence.request
         request.finished, request.error = "error", str(failed)
-        _log.warning("request %d failed: %s", request.number, failed, exc_info=failed)
+        _log.warning("request %d failed: %s", request.number, failed, exc_info=failed.__cause__)
         self.scheduler.end(sequence)
 
     def _append(self, sequence: Sequence, drawn: list[Drawn]) -> None:
