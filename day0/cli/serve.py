@@ -10,7 +10,7 @@ from day0.cli.common import Model, WorkspaceOption, command, warn_before
 from day0.cli.output import Output
 
 if TYPE_CHECKING:
-    from day0.serve.load import Loaded, MemorySize
+    from day0.serve.load import Loaded
 
 
 @command
@@ -37,6 +37,9 @@ def serve(
     ] = 32_768,
     checkpoints: Annotated[int, typer.Option(min=0, help="States kept for prompts that begin alike")] = 64,
     draft_tokens: Annotated[int, typer.Option(min=0, max=16, help="Speculate by prompt lookup; 0: not")] = 0,
+    memory_mib: Annotated[
+        int | None, typer.Option(min=1, help="What weights and memory may take; default: what the device has free")
+    ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Of one prompt")] = None,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for answers under way when told to end")] = 30.0,
 ) -> None:
@@ -61,14 +64,20 @@ def serve(
     line = open_line(repo, RunOptions(), workspace)
     warn_before(out, line, None)
     keys = ApiKeys.found(api_key_file)
-    size = MemorySize(max_running=max_running, tokens=memory_tokens, checkpoints=checkpoints, draft_tokens=draft_tokens)
+    size = MemorySize(
+        max_running=max_running,
+        tokens=memory_tokens,
+        checkpoints=checkpoints,
+        draft_tokens=draft_tokens,
+        device_bytes=None if memory_mib is None else memory_mib * 2**20,
+    )
     limits = Limits(waiting=max_waiting, prompt_tokens=max_prompt_tokens, drain_s=drain_s)
     # Before the weights: whoever may not listen there need not wait for them.
     listening = listen(host, port)
     with listening:
         with out.progress("loading the package"):
             loaded = load_package_to_serve(line, name=name or line.repo.name, dtype=dtype, size=size, device=run_on)
-        _say_what_is_served(out, loaded, size)
+        _say_what_is_served(out, loaded)
         if not keys and not _is_loopback(host):
             out.warn(f"no API key is set: whoever reaches {host} can use this server")
         at = f"http://{_in_url(host)}:{listening.getsockname()[1]}"
@@ -83,19 +92,17 @@ def serve(
     out.note("ended")
 
 
-def _say_what_is_served(out: Output, loaded: "Loaded", size: "MemorySize") -> None:
+def _say_what_is_served(out: Output, loaded: "Loaded") -> None:
     for label in loaded.labels:
         out.warn(f"this package has {label}")
     if loaded.served.known is None:
         out.warn("no answer of this model is known for sure: /health says only that the engine runs")
     if loaded.served.tokenizer is None:
         out.warn("the model has no tokenizer: it takes and gives token ids")
-    mib = 2**20
-    out.note(
-        f"memory: weights {loaded.weight_bytes / mib:.1f} MiB"
-        f" + {size.pages()} token pages {loaded.page_bytes / mib:.1f} MiB"
-        f" + {size.slots()} state slots {loaded.state_bytes / mib:.1f} MiB"
-    )
+    for text in loaded.budget.lines():
+        out.note(text)
+    for text in loaded.budget.warnings():
+        out.warn(text)
 
 
 def _is_loopback(host: str) -> bool:

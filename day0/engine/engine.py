@@ -1,12 +1,15 @@
 """Steps of many requests over one memory: prompts in chunks, decoding together, drafts verified in one forward."""
 
+import logging
+import math
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from day0.engine.counts import Counts
 from day0.engine.drafting import Drafter
 from day0.engine.memory.pool import PoolEmpty
 from day0.engine.memory.prefix_index import grid
@@ -14,27 +17,19 @@ from day0.engine.memory.store import Store
 from day0.engine.request import Drawn, Request
 from day0.engine.sampling import draw
 from day0.engine.scheduler import Scheduler, Sequence
+from day0.engine.speculation import Speculation
 from day0.kernels.interface.batch import Batch, Phase
 from day0.kernels.interface.memory import Memory
+
+_log = logging.getLogger(__name__)
 
 Forward = Callable[[Batch, Memory], Tensor]
 # Known tokens that a sequence replays before its next draft, at most: beyond, a step without drafts moves its state.
 REPLAYED = 16
 
 
-@dataclass
-class Counts:
-    """Since the engine was made."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    verifies: int = 0
-    preemptions: int = 0
+class _Failed(Exception):
+    """One request's own work went wrong; says how, to whoever asked."""
 
 
 class Observer(Protocol):
@@ -56,6 +51,12 @@ class Engine:
     A state cannot be cut back. So a verified sequence keeps a copy of its state in a scratch slot, and where a draft is
     rejected the copy comes back: the accepted tokens are then known but not in memory, and go through the next step
     before its drafts.
+
+    `speculation` judges from measured times when drafts are worth making; without it they always are. `clock` gives
+    seconds.
+
+    What goes wrong in one request's own work (its drafts, its logits, its draw) ends that request with the finish
+    reason "error". A forward is everybody's work: what it raises goes through `step`, after which nothing is known.
     """
 
     def __init__(
@@ -67,19 +68,30 @@ class Engine:
         step_tokens: int,
         drafter: Drafter | None = None,
         draft_tokens: int = 4,
+        speculation: Speculation | None = None,
         chunk_sizes: tuple[int, ...] = (),
         observer: Observer | None = None,
         device: torch.device | str = "cpu",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
         self.store = store
-        self.scheduler = Scheduler(store, max_running=max_running, step_tokens=step_tokens, chunk_sizes=chunk_sizes)
+        self.counts = Counts()
+        self.scheduler = Scheduler(
+            store,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            chunk_sizes=chunk_sizes,
+            counts=self.counts,
+            clock=clock,
+        )
         self._observer = observer
         self._drafter = drafter
         self._draft_tokens = draft_tokens
+        self._speculation = speculation
+        self._clock = clock
         self._device = device
         self._stateful = any(c.role == "per_sequence" for c in store.layout.components)
-        self.counts = Counts()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Day0Error when it could never run."""
@@ -103,43 +115,81 @@ class Engine:
         self.counts.steps += 1
         if work.prefilling:
             self._prefill(work.prefilling)
-        drafts = [self._drafts(s) for s in work.decoding]
-        plain = [s for s, d in zip(work.decoding, drafts, strict=True) if not d and s.ahead == 1]
-        others = [(s, d) for s, d in zip(work.decoding, drafts, strict=True) if d or s.ahead > 1]
+        if work.decoding:
+            self._continue(work.decoding)
+
+    def _continue(self, decoding: list[Sequence]) -> None:
+        """Their next tokens, and how long these took: choosing tokens has waited for the device before and after."""
+        begun, before, running = self._clock(), self.counts.generated_tokens, len(decoding)
+        judge = self._speculation
+        drafting = self._drafter is not None and (judge is None or judge.drafts(running))
+        plain: list[Sequence] = []
+        others: list[tuple[Sequence, list[int]]] = []
+        for sequence in decoding:
+            try:
+                drafts = self._drafts(sequence) if drafting else []
+            except _Failed as failed:
+                self._fail(sequence, failed)
+                continue
+            if drafts or sequence.ahead > 1:
+                others.append((sequence, drafts))
+            else:
+                plain.append(sequence)
         if plain:
             self._decode(plain)
         if others:
             self._verify(others)
+        if judge is None or self._drafter is None or len(plain) + len(others) < running:
+            return
+        if not others:
+            judge.decoded(running, self._clock() - begun)
+        elif drafting:
+            judge.verified(running, self.counts.generated_tokens - before, self._clock() - begun)
+            self.counts.pauses = judge.pauses
+        # What is left are replays after the last drafts of a window: steps of neither kind.
 
     def _prefill(self, work: list[tuple[Sequence, int]]) -> None:
         rows = self._logits([(s, s.tokens[s.place.length : end]) for s, end in work], "prefill")
         for (sequence, end), logits in zip(work, rows, strict=True):
             place, request = sequence.place, sequence.request
             self._moved(sequence, end, "prefill")
-            if not self._sound(sequence, logits[-1:]):
+            try:
+                # Also where nothing is drawn: what is not sound must not be found by later prompts.
+                _check_sound(logits[-1], place.length)
+                drawn = [self._draw(sequence, logits[-1], [])] if end == len(sequence.tokens) else []
+            except _Failed as failed:
+                self._fail(sequence, failed)
                 continue
-            if end in (len(request.prompt), sequence.junction) or grid(end):
+            if end == len(request.prompt) or end in sequence.junctions or grid(end):
                 self.store.keep(place, sequence.tokens[:end])
-            if end == len(sequence.tokens):
+            if drawn:
                 sequence.decodes = True
-                self._append(sequence, [draw(logits[-1], request, request.output)])
+                self._append(sequence, drawn)
 
     def _decode(self, sequences: list[Sequence]) -> None:
         rows = self._logits([(s, s.tokens[-1:]) for s in sequences], "decode")
         for sequence, logits in zip(sequences, rows, strict=True):
             self._moved(sequence, sequence.place.length + 1, "decode")
-            if self._sound(sequence, logits):
-                self._append(sequence, [draw(logits[-1], sequence.request, sequence.request.output)])
+            try:
+                drawn = self._draw(sequence, logits[-1], [])
+            except _Failed as failed:
+                self._fail(sequence, failed)
+            else:
+                self._append(sequence, [drawn])
 
     def _drafts(self, sequence: Sequence) -> list[int]:
         """What to try after the sequence's last token; nothing where there is no memory for it."""
         left = sequence.request.sampling.max_tokens - len(sequence.request.drawn) - 1
-        if self._drafter is None or sequence.ahead > REPLAYED or left <= 0:
+        if sequence.ahead > REPLAYED or left <= 0:
             return []
-        proposed = self._drafter.propose(sequence.request, sequence.tokens, min(self._draft_tokens, left))
-        vocabulary = self.store.layout.vocab_size
-        if any(not 0 <= t < vocabulary for t in proposed) or len(proposed) > min(self._draft_tokens, left):
-            raise ValueError(f"the drafter proposed {proposed}")
+        assert self._drafter is not None
+        most, vocabulary = min(self._draft_tokens, left), self.store.layout.vocab_size
+        try:
+            proposed = list(self._drafter.propose(sequence.request, sequence.tokens, most))
+        except Exception as error:
+            raise _Failed(f"no draft could be made: {_described(error)}") from error
+        if len(proposed) > most or not all(isinstance(t, int) and 0 <= t < vocabulary for t in proposed):
+            raise _Failed(f"the drafter proposed {proposed[: most + 1]}, at most {most} tokens below {vocabulary} go")
         fits = self.scheduler.grow(sequence, len(sequence.tokens) + len(proposed))
         return proposed if fits else []
 
@@ -156,31 +206,50 @@ class Engine:
             saved.append(slot)
         rows = self._logits([(s, s.tokens[s.place.length :] + d) for s, d in work], "verify")
         for (sequence, drafts), logits, slot in zip(work, rows, saved, strict=True):
-            place, request = sequence.place, sequence.request
-            known = sequence.ahead
-            if not self._sound(sequence, logits, slot):
-                continue
-            drawn: list[Drawn] = []
-            accepted = 0
-            for offset in range(len(drafts) + 1):
-                output = [*request.output, *(d.token for d in drawn)]
-                drawn.append(draw(logits[known - 1 + offset], request, output))
-                if offset == len(drafts) or drawn[-1].token != drafts[offset]:
-                    break
-                accepted += 1
-            if drafts:
-                self.counts.verifies += 1
-                self.counts.drafted += len(drafts)
-                self.counts.accepted += accepted
-                assert self._drafter is not None
-                self._drafter.accepted(request, accepted, len(drafts))
-            if slot is not None and accepted < len(drafts):
+            place, known = sequence.place, sequence.ahead
+            drawn, accepted, failed = self._verified(sequence, drafts, logits[known - 1 :])
+            if failed is None and drafts:
+                failed = self._told(sequence.request, accepted, len(drafts))
+            if slot is not None and (accepted < len(drafts) or failed is not None):
                 # The accepted tokens stay ahead of the state that comes back.
                 self.store.restore_state(place, slot)
             else:
-                self._moved(sequence, place.length + known + accepted, "verify")
                 self.store.drop_state(slot)
+                if failed is None:
+                    self._moved(sequence, place.length + known + accepted, "verify")
+            # What was drawn before the failure is what a run without drafts would have given.
             self._append(sequence, drawn)
+            if failed is not None and sequence.request.finished is None:
+                self._fail(sequence, failed)
+
+    def _verified(
+        self, sequence: Sequence, drafts: list[int], logits: Tensor
+    ) -> tuple[list[Drawn], int, _Failed | None]:
+        """What `logits`, those of the last known token and of each draft, give; how many drafts were drawn so; and what
+        went wrong after these. Rows that a run without drafts would not have seen have no part in it."""
+        drawn: list[Drawn] = []
+        for row, draft in zip(logits, [*drafts, None], strict=True):
+            try:
+                drawn.append(self._draw(sequence, row, [d.token for d in drawn]))
+            except _Failed as failed:
+                return drawn, len(drawn), failed
+            if drawn[-1].token != draft:
+                return drawn, len(drawn) - 1, None
+            if draft in sequence.request.sampling.stop_ids:
+                return drawn, len(drawn), None
+        raise AssertionError("no token is equal to None")
+
+    def _told(self, request: Request, accepted: int, proposed: int) -> _Failed | None:
+        """Count a verification, and tell the drafter."""
+        self.counts.verified(accepted, proposed)
+        assert self._drafter is not None
+        try:
+            self._drafter.accepted(request, accepted, proposed)
+        except Exception as error:
+            failed = _Failed(f"the drafter failed: {_described(error)}")
+            failed.__cause__ = error
+            return failed
+        return None
 
     def _logits(self, work: list[tuple[Sequence, list[int]]], phase: Phase) -> tuple[Tensor, ...]:
         batch = Batch.pack(
@@ -201,15 +270,22 @@ class Engine:
         if self._observer is not None:
             self._observer.ran(sequence, start, end, phase)
 
-    def _sound(self, sequence: Sequence, logits: Tensor, saved: int | None = None) -> bool:
-        """End a sequence whose logits are not numbers, without a trace in the prefix index."""
-        if not logits.isnan().any():
-            return True
-        self.store.drop_state(saved)
-        sequence.request.finished = "error"
-        sequence.request.error = f"the model's logits after {sequence.place.length} tokens are not numbers"
+    def _draw(self, sequence: Sequence, row: Tensor, also: list[int]) -> Drawn:
+        """The token after the sequence's own and `also`, from the logits [V] there. Raises _Failed."""
+        request = sequence.request
+        _check_sound(row, len(request.prompt) + len(request.drawn) + len(also))
+        try:
+            return draw(row, request, [*request.output, *also])
+        except Exception as error:
+            # Whatever this request's options do to it. A device that is lost shows in the next forward again.
+            raise _Failed(f"no token could be drawn: {_described(error)}") from error
+
+    def _fail(self, sequence: Sequence, failed: _Failed) -> None:
+        """End a sequence whose own work went wrong, with nothing added to the prefix index."""
+        request = sequence.request
+        request.finished, request.error = "error", str(failed)
+        _log.warning("request %d failed: %s", request.number, failed, exc_info=failed.__cause__)
         self.scheduler.end(sequence)
-        return False
 
     def _append(self, sequence: Sequence, drawn: list[Drawn]) -> None:
         """Add tokens up to the one that ends the request, and end it then."""
@@ -228,10 +304,17 @@ class Engine:
             return
         if self._observer is not None:
             self._observer.ends(sequence)
-        # Not where a stop token was among accepted drafts: the state has gone past it.
-        if sequence.place.length <= len(sequence.tokens):
-            self.store.keep(sequence.place, sequence.tokens[: sequence.place.length])
-        self.counts.prompt_tokens += len(request.prompt)
-        self.counts.reused_tokens += request.reused
-        self.counts.preemptions += request.preemptions
+        self.store.keep(sequence.place, sequence.tokens[: sequence.place.length])
         self.scheduler.end(sequence)
+
+
+def _check_sound(row: Tensor, tokens: int) -> None:
+    """Raise _Failed unless some of the logits [V] after so many tokens is a number, and none is NaN or infinity."""
+    largest = float(row.max())  # NaN where any is NaN
+    if not math.isfinite(largest):
+        what = "are not numbers" if math.isnan(largest) else "hold infinity" if largest > 0 else "allow no token"
+        raise _Failed(f"the model's logits after {tokens} tokens {what}")
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -85,6 +85,8 @@ class Request:
     error: str | None = None
     reused: int = 0  # prompt tokens found in memory when it was first admitted
     preemptions: int = 0
+    admitted_step: int | None = None  # of the engine, from 1: when it got memory first
+    admitted_at: float | None = None  # the same by the engine's clock, in seconds
     _cancelled: bool = False
 
     @property

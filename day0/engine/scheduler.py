@@ -1,9 +1,12 @@
 """Which sequences take part in a step: admission, chunks of prompts, and who makes room when memory is short."""
 
 import heapq
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from day0.artifacts.layout import PAGE_TOKENS
+from day0.engine.counts import Counts
 from day0.engine.memory.pool import PoolEmpty
 from day0.engine.memory.store import Place, Store
 from day0.engine.request import Request
@@ -20,7 +23,7 @@ class Sequence:
     request: Request
     tokens: list[int]
     place: Place
-    junction: int  # where other prompts were seen to part from this one
+    junctions: set[int]  # where other prompts part from this one: each deserves a checkpoint
     decodes: bool = False  # its prompt is in memory, its last tokens were drawn since
     chunks: int = 0  # steps that its prompt took so far
 
@@ -44,6 +47,9 @@ class _Waiting:
     rank: int
     number: int
     request: Request = field(compare=False)
+    # Computes what this one begins with, up to there: it is worth waiting for.
+    leader: Sequence | None = field(default=None, compare=False)
+    shared: int = field(default=0, compare=False)
 
 
 class Scheduler:
@@ -53,16 +59,37 @@ class Scheduler:
     from the last ones; a request that would not fit alone is refused by `add`. So the first one ends, and the next one
     becomes first. `step_tokens` are the most tokens of a step; prompts always get a page of them. With `chunk_sizes` a
     prompt goes in steps of these sizes instead, the last one again and again: odd ones for tests.
+
+    A request whose first page or more is just being computed for one before it in the order waits until that is done,
+    and finds it in memory then: copies of a prompt, or prompts with the same instructions, compute it once. Those
+    behind it do not wait for it. It waits for none but a running one before it, so the first still waits for nobody.
     """
 
-    def __init__(self, store: Store, *, max_running: int, step_tokens: int, chunk_sizes: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_running: int,
+        step_tokens: int,
+        chunk_sizes: tuple[int, ...] = (),
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if max_running < 1 or step_tokens < PAGE_TOKENS:
             raise Day0Error(
                 f"{max_running} running sequences and {step_tokens} tokens a step",
                 hint=f"give at least one sequence and {PAGE_TOKENS} tokens",
             )
+        slots = store.slots.count - store.slots.reserved
+        if max_running > slots:
+            raise Day0Error(
+                f"{max_running} running sequences need as many state slots, the memory has {slots}",
+                hint="run fewer, or give the store more slots",
+            )
         self._store = store
-        self._max_running = min(max_running, store.slots.count - store.slots.reserved)
+        self._counts = counts or Counts()
+        self._clock = clock
+        self._max_running = max_running
         self._step_tokens = step_tokens
         self._chunk_sizes = chunk_sizes
         self._waiting: list[_Waiting] = []
@@ -85,6 +112,12 @@ class Scheduler:
             raise Day0Error(
                 f"token id {wrong[0]} is outside the vocabulary of {layout.vocab_size}",
                 hint="check the tokenizer against the model",
+            )
+        biased = [t for t in request.sampling.logit_bias if not 0 <= t < layout.vocab_size]
+        if biased:
+            raise Day0Error(
+                f"logit_bias has token id {biased[0]}, outside the vocabulary of {layout.vocab_size}",
+                hint="give ids of this model",
             )
         room = (self._store.pages.count - self._store.pages.reserved) * PAGE_TOKENS
         if layout.max_positions is not None:
@@ -130,6 +163,7 @@ class Scheduler:
         self._store.close(place)
         self.running.remove(sequence)
         request.preemptions += 1
+        self._counts.preemptions += 1
         rank, number = self._ranks[request]
         heapq.heappush(self._waiting, _Waiting(rank, number, request))
 
@@ -157,17 +191,52 @@ class Scheduler:
             heapq.heapify(self._waiting)
 
     def _admit(self) -> None:
+        set_aside: list[_Waiting] = []
         while self._waiting:
-            request = self._waiting[0].request
-            if len(self.running) >= self._max_running and not self._preempt_after(self._ranks[request]):
-                return
+            waiting = self._waiting[0]
+            if self._should_wait(waiting):
+                set_aside.append(heapq.heappop(self._waiting))
+            elif not self._admit_first(waiting.request):
+                break
+        for waiting in set_aside:
+            heapq.heappush(self._waiting, waiting)
+
+    def _admit_first(self, request: Request) -> bool:
+        """The first of those that wait gets memory, from those after it if need be; False where there is none."""
+        rank = self._ranks[request]
+        if len(self.running) >= self._max_running and not self._preempt_after(rank):
+            return False
+        sequence = self._open(request)
+        while sequence is None:
+            if not self._preempt_after(rank):
+                return False
             sequence = self._open(request)
-            while sequence is None:
-                if not self._preempt_after(self._ranks[request]):
-                    return
-                sequence = self._open(request)
-            heapq.heappop(self._waiting)
-            self.running.append(sequence)
+        # Whoever was preempted for it comes after it.
+        heapq.heappop(self._waiting)
+        self.running.append(sequence)
+        return True
+
+    def _should_wait(self, waiting: _Waiting) -> bool:
+        """Whether a running sequence before it computes a page or more of its beginning."""
+        request, rank = waiting.request, (waiting.rank, waiting.number)
+        if self._store.index is None:
+            return False
+        if waiting.leader is None or not self._leads(waiting.leader, rank):
+            waiting.leader = None
+            tokens = request.tokens
+            for leader in self.running:
+                if leader.request.namespace == request.namespace and self._leads(leader, rank):
+                    shared = _shared(tokens, leader.tokens)
+                    if shared - leader.place.length >= PAGE_TOKENS and (
+                        waiting.leader is None or shared > waiting.shared
+                    ):
+                        waiting.leader, waiting.shared = leader, shared
+            if waiting.leader is not None:
+                waiting.leader.junctions.add(waiting.shared)
+        return waiting.leader is not None and waiting.leader.place.length < waiting.shared
+
+    def _leads(self, sequence: Sequence, rank: tuple[int, int]) -> bool:
+        return not sequence.decodes and sequence in self.running and self._rank(sequence) < rank
 
     def _open(self, request: Request) -> Sequence | None:
         """Memory for all of its tokens and one page for each sequence that runs, so that they do not fall over each
@@ -184,9 +253,12 @@ class Scheduler:
         except PoolEmpty:
             self._store.close(place)
             return None
-        if not request.drawn and not request.preemptions:
+        if request.admitted_step is None:
+            request.admitted_step, request.admitted_at = self._steps, self._clock()
             request.reused = place.reused
-        return Sequence(request, tokens, place, junction)
+            self._counts.prompt_tokens += len(request.prompt)
+            self._counts.reused_tokens += place.reused
+        return Sequence(request, tokens, place, {junction})
 
     def _can_spare(self, pages: int) -> bool:
         while self._store.pages.free < pages:
@@ -213,8 +285,19 @@ class Scheduler:
     def _chunk_end(self, sequence: Sequence, budget: int) -> int:
         """Up to the junction or the end, or as many whole pages as fit; its start where none does."""
         start, end = sequence.place.length, len(sequence.tokens)
-        if start < sequence.junction < end:
-            end = sequence.junction
+        end = min((j for j in sequence.junctions if start < j), default=end)
         if self._chunk_sizes:
             return min(end, start + self._chunk_sizes[min(sequence.chunks, len(self._chunk_sizes) - 1)])
         return end if end - start <= budget else max((start + budget) // PAGE_TOKENS * PAGE_TOKENS, start)
+
+
+def _shared(tokens: list[int], leader: list[int]) -> int:
+    """Tokens at the beginning of both that `tokens` need not compute when a checkpoint of the leader's is there: all
+    that can be where one begins with the other (the last one is computed for its logits), else whole pages."""
+    most = min(len(tokens) - 1, len(leader))
+    if tokens[:most] == leader[:most]:
+        return most
+    end = 0
+    while tokens[end : end + PAGE_TOKENS] == leader[end : end + PAGE_TOKENS]:
+        end += PAGE_TOKENS
+    return end

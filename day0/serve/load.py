@@ -6,11 +6,14 @@ from pathlib import Path
 import torch
 
 from day0.artifacts.layout import PAGE_TOKENS, Layout
+from day0.artifacts.plan import Plan
 from day0.engine.drafting import PromptLookup
 from day0.engine.engine import Engine
-from day0.engine.memory.store import Store, pages_of
+from day0.engine.memory.budget import Budget, Demand, bytes_here, divide, measured_workspace
+from day0.engine.memory.store import Store
 from day0.engine.package import load_package
 from day0.engine.runner import Runner
+from day0.engine.speculation import Speculation
 from day0.engine.threads import threads_for
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
@@ -28,32 +31,23 @@ _MARGIN_ULPS = 64
 @dataclass(frozen=True)
 class MemorySize:
     """`tokens` of all sequences together, of those that run and those kept for reuse; `checkpoints`: states kept for
-    reuse, of a model that has any."""
+    reuse, of a model that has any. `device_bytes`: what all of it and the weights may take, None for what is there."""
 
     max_running: int = 8
     tokens: int = 32_768
     checkpoints: int = 64
     draft_tokens: int = 0  # proposed by prompt lookup, 0 for no speculation
     step_tokens: int = 2_048  # of one step
-
-    def pages(self) -> int:
-        """With the page that padding writes to."""
-        return pages_of(self.tokens) + 1
-
-    def slots(self) -> int:
-        """With the slot that padding writes to; a sequence whose drafts are verified keeps a copy of its state."""
-        return 1 + self.max_running * (2 if self.draft_tokens else 1) + self.checkpoints
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model to serve, `labels` that its answers carry, and what its memory takes in bytes."""
+    """A model to serve, `labels` that its answers carry, and how its memory was divided."""
 
     served: Served
+    budget: Budget
     labels: tuple[str, ...] = field(default=())
-    weight_bytes: int = 0
-    page_bytes: int = 0
-    state_bytes: int = 0
     parameters: int = 0
 
 
@@ -76,8 +70,9 @@ def load_served(
     with threads_for(parameters):
         known = known_answer(model, tokenizer, device=device)
     layout = model.layout()
+    budget = _budget(folder, model, dtype=dtype, size=size, device=device)
     try:
-        store = Store(layout, pages=size.pages(), slots=size.slots(), dtype=dtype, device=device)
+        store = Store(layout, pages=budget.store_pages, slots=budget.store_slots, dtype=dtype, device=device)
     except (torch.OutOfMemoryError, RuntimeError) as error:
         raise Day0Error(
             f"no memory for {size.tokens} tokens on {device}", hint="give smaller --memory-tokens or --max-running"
@@ -89,16 +84,37 @@ def load_served(
         step_tokens=size.step_tokens,
         drafter=PromptLookup() if size.draft_tokens else None,
         draft_tokens=size.draft_tokens,
+        speculation=Speculation(),
         device=device,
     )
     return Loaded(
         Served(name, engine, tokenizer, stop_ids, known, size.max_running),
+        budget,
         tuple(model.stand_in_labels()),
-        weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
-        page_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "token_paged"),
-        state_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "per_sequence"),
         parameters=parameters,
     )
+
+
+def _budget(folder: Path, model: Package, *, dtype: torch.dtype, size: MemorySize, device: str) -> Budget:
+    """What is asked for, cut to what there is. Raises Day0Error when no longest request fits."""
+    layout, plan = model.layout(), Plan.read(folder)
+    longest = min(size.tokens, layout.max_positions or size.tokens)
+    held = [*model.parameters(), *model.buffers()]
+    weights = sum(t.numel() * t.element_size() for t in held)
+    there = bytes_here(device) if size.device_bytes is None else size.device_bytes
+    demand = Demand(size.max_running, size.tokens, size.checkpoints, longest, drafts=size.draft_tokens > 0)
+    # Before the step that is measured: where the rest does not fit, that one must not run out of memory.
+    divide(layout, demand, dtype=dtype, device_bytes=there, weights=weights, workspace=0)
+    if torch.device(device).type == "cuda":
+        most = min(size.step_tokens, longest)
+        workspace = measured_workspace(
+            model, step_tokens=most, dtype=dtype, device=device, vocab_size=layout.vocab_size
+        )
+    else:
+        # The plan's estimate, of its own largest step.
+        planned: torch.dtype = getattr(torch, plan.dtype)
+        workspace = (plan.memory.workspace_bytes or 0) * dtype.itemsize // planned.itemsize
+    return divide(layout, demand, dtype=dtype, device_bytes=there, weights=weights, workspace=workspace)
 
 
 def known_answer(model: Package, tokenizer: Tokenizer | None, *, device: str) -> KnownAnswer | None:

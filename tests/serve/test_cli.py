@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import openai
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from day0.cli.serve import _is_loopback
 from day0.engine.request import Request, Sampling
+from day0.errors import Day0Error
 from day0.pipeline import RunOptions, open_line, sample
 from day0.pipeline.serving import load_package_to_serve
 from day0.serve.load import MemorySize, known_answer
@@ -78,13 +80,26 @@ def test_what_is_loaded_is_what_was_asked_for(line):
     # A page and a slot for padding; for each sequence a second slot, where its state waits while drafts are verified.
     assert (store.pages.count, store.slots.count) == (1 + 16, 1 + 2 * 3 + 5)
     sizes = {c.name: store.memory[c.name].nbytes for c in store.layout.components}
-    assert loaded.page_bytes > 0 and loaded.state_bytes > 0
-    assert loaded.page_bytes + loaded.state_bytes == sum(sizes.values())
+    budget = loaded.budget
+    assert 17 * budget.page_bytes + 12 * budget.slot_bytes == sum(sizes.values()) and budget.slot_bytes > 0
     request = Request(served.known.prompt, Sampling(max_tokens=len(served.known.tokens)))
     repeating = Request(tuple(range(20, 40)) * 4, Sampling(max_tokens=10))
     served.engine.run([request, repeating])
     assert tuple(request.output) == served.known.tokens
     assert served.engine.counts.drafted > 0
+
+
+def test_a_memory_that_holds_no_request_is_refused_and_a_small_one_cut(line):
+    size = MemorySize(max_running=3, tokens=32_768, checkpoints=5, device_bytes=2**20)
+    with pytest.raises(Day0Error, match="a request of .* tokens does not fit"):
+        load_package_to_serve(line, name="mine", dtype="float32", size=size, device="cpu")
+    whole = load_package_to_serve(
+        line, name="mine", dtype="float32", size=replace(size, device_bytes=None), device="cpu"
+    )
+    less = replace(size, device_bytes=whole.budget.used - 1)
+    cut = load_package_to_serve(line, name="mine", dtype="float32", size=less, device="cpu")
+    assert cut.budget.pages < 512 == whole.budget.pages
+    assert cut.served.engine.store.pages.count == cut.budget.store_pages
 
 
 @pytest.mark.parametrize(("tied_after", "known"), [(0, 0), (3, 3), (99, 8)])
