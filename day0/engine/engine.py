@@ -1,9 +1,11 @@
 """Steps of many requests over one memory: prompts in chunks, decoding together, drafts verified in one forward."""
 
+import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -149,7 +151,7 @@ class Engine:
         # What is left are replays after the last drafts of a window: steps of neither kind.
 
     def _prefill(self, work: list[tuple[Sequence, int]]) -> None:
-        rows = self._logits([(s, s.tokens[s.place.length : end]) for s, end in work], "prefill")
+        rows = self._logits([(s, s.tokens[s.place.length : end], 1) for s, end in work], "prefill")
         for (sequence, end), logits in zip(work, rows, strict=True):
             place, request = sequence.place, sequence.request
             self._moved(sequence, end, "prefill")
@@ -167,7 +169,7 @@ class Engine:
                 self._append(sequence, drawn)
 
     def _decode(self, sequences: list[Sequence]) -> None:
-        rows = self._logits([(s, s.tokens[-1:]) for s in sequences], "decode")
+        rows = self._logits([(s, s.tokens[-1:], 1) for s in sequences], "decode")
         for sequence, logits in zip(sequences, rows, strict=True):
             self._moved(sequence, sequence.place.length + 1, "decode")
             try:
@@ -204,10 +206,10 @@ class Engine:
                 except PoolEmpty:
                     work[index] = (sequence, [])
             saved.append(slot)
-        rows = self._logits([(s, s.tokens[s.place.length :] + d) for s, d in work], "verify")
+        rows = self._logits([(s, s.tokens[s.place.length :] + d, len(d) + 1) for s, d in work], "verify")
         for (sequence, drafts), logits, slot in zip(work, rows, saved, strict=True):
             place, known = sequence.place, sequence.ahead
-            drawn, accepted, failed = self._verified(sequence, drafts, logits[known - 1 :])
+            drawn, accepted, failed = self._verified(sequence, drafts, logits)
             if failed is None and drafts:
                 failed = self._told(sequence.request, accepted, len(drafts))
             if slot is not None and (accepted < len(drafts) or failed is not None):
@@ -251,17 +253,26 @@ class Engine:
             return failed
         return None
 
-    def _logits(self, work: list[tuple[Sequence, list[int]]], phase: Phase) -> tuple[Tensor, ...]:
+    def _logits(self, work: list[tuple[Sequence, list[int], int]], phase: Phase) -> tuple[Tensor, ...]:
+        """One forward of each sequence's tokens; the logits [rows, vocab] of the last `rows` of them. A forward may also
+        give those of all."""
         batch = Batch.pack(
-            [tokens for _, tokens in work],
-            context_lens=[s.place.length for s, _ in work],
-            slots=[s.place.slot for s, _ in work],
-            pages=[s.place.pages for s, _ in work],
+            [tokens for _, tokens, _ in work],
+            context_lens=[s.place.length for s, _, _ in work],
+            slots=[s.place.slot for s, _, _ in work],
+            pages=[s.place.pages for s, _, _ in work],
             phase=phase,
             device=self._device,
         )
+        wanted = [rows for _, _, rows in work]
+        if sum(wanted) < len(batch.token_ids):
+            ends = itertools.accumulate(len(tokens) for _, tokens, _ in work)
+            asked = [row for end, rows in zip(ends, wanted, strict=True) for row in range(end - rows, end)]
+            batch = replace(batch, asked=torch.tensor(asked, device=self._device))
         logits = self._forward(batch, self.store.memory)
-        return torch.split(logits, [len(tokens) for _, tokens in work])
+        if logits.shape[0] == len(batch.token_ids):
+            logits = batch.asked_rows(logits)
+        return torch.split(logits, wanted)
 
     def _moved(self, sequence: Sequence, end: int, phase: Phase) -> None:
         """The tokens up to `end` are in memory."""

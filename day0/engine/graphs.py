@@ -53,7 +53,7 @@ class Replayer:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, memory: Memory) -> Tensor:
-        """Logits [N, vocab] of the real tokens; of a replayed step they are overwritten by the next one."""
+        """Logits of the real tokens that are asked for; of a replayed step they are overwritten by the next one."""
         if batch.phase == "prefill" or batch.sequences > self._sequences:
             return self._forward(batch, memory)
         bucket = bucket_of(batch)
@@ -62,12 +62,12 @@ class Replayer:
             captured = self._captured[bucket] = _Captured(_empty(bucket, self._device))
         _fill(captured.batch, batch)
         if self._device.type != "cuda":
-            return self._forward(captured.batch, memory)[: batch.token_ids.shape[0]]
+            return batch.asked_rows(self._forward(captured.batch, memory)[: batch.token_ids.shape[0]])
         if captured.graph is None:
             self._capture(captured)
         assert captured.graph is not None and captured.logits is not None
         captured.graph.replay()
-        return captured.logits[: batch.token_ids.shape[0]]
+        return batch.asked_rows(captured.logits[: batch.token_ids.shape[0]])
 
     def _capture(self, captured: _Captured) -> None:
         """Runs the step once outside the graph, for whatever kernels set up on their first run, with every row padded:

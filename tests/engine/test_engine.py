@@ -82,6 +82,27 @@ def test_requests_together_get_the_text_they_get_alone(layout, step_tokens):
 
 
 @LAYOUTS
+def test_logits_are_asked_for_where_a_token_is_drawn_and_nowhere_else(layout):
+    """The last row of each prompt's chunk, and of a verified sequence its last known token's and each draft's."""
+    requests = [Request(prompt(n, i), Sampling(max_tokens=40)) for i, n in enumerate([1, 70, 150])]
+    texts = {r.prompt: alone(layout, r) for r in requests}
+    running = engine(layout, step_tokens=64, drafter=Scripted(texts))
+    model, shapes = CountingModel(layout), []
+
+    def forward(batch, memory):
+        rows = batch.asked_rows(model(batch, memory))
+        shapes.append((batch.phase, len(batch.token_ids), len(rows), batch.sequences))
+        return rows
+
+    running._forward = forward
+    running.run(requests)
+    assert [r.output for r in requests] == list(texts.values())
+    assert all(rows == sequences for phase, _, rows, sequences in shapes if phase != "verify")
+    assert any(rows < tokens for phase, tokens, rows, _ in shapes if phase == "prefill")
+    assert any(sequences < rows for phase, _, rows, sequences in shapes if phase == "verify")
+
+
+@LAYOUTS
 def test_the_second_turn_reuses_the_first_with_its_answer(layout):
     running = engine(layout)
     first = Request(prompt(150), Sampling(max_tokens=20))
