@@ -254,8 +254,10 @@ class Engine:
         return None
 
     def _logits(self, work: list[tuple[Sequence, list[int], int]], phase: Phase) -> tuple[Tensor, ...]:
-        """One forward of each sequence's tokens; the logits [rows, vocab] of the last `rows` of them. A forward may also
-        give those of all."""
+        """One forward of each sequence's tokens; the logits [rows, vocab] of the last `rows` of them.
+
+        A forward may also give those of all.
+        """
         batch = Batch.pack(
             [tokens for _, tokens, _ in work],
             context_lens=[s.place.length for s, _, _ in work],
