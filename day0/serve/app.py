@@ -75,7 +75,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """For Prometheus."""
+        """For Prometheus. Each scrape has health checked, for the next one to show: an alert needs no other prober, and
+        an engine that hangs does not keep its metrics from being read."""
+        service.health.check_behind()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

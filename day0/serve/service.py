@@ -54,6 +54,7 @@ class Service:
             running=self.served.max_running, waiting=self.limits.waiting, streams=self.limits.streams
         )
         self.health = Health(self.worker, self.served.known, timeout_s=self.limits.known_answer_s)
+        self.metrics.healthy.set_function(lambda: 0 if self.worker.down or self.health.not_ready else 1)
 
     @property
     def room(self) -> int:
