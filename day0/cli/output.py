@@ -37,6 +37,12 @@ class Output:
         """Print JSON, asked for by --json or not: the answer of commands that have no other. ASCII, for any locale."""
         self._answers.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
+    def json_line(self, data: Any) -> None:
+        """Print one of many answers as a line of JSON, at once. Does nothing without --json."""
+        if self.as_json:
+            self._answers.write(json.dumps(data, allow_nan=False) + "\n")
+            self._answers.flush()
+
     def table(self, rows: Sequence[Row], *, title: str = "", columns: Sequence[str] | None = None) -> None:
         """Show rows on stdout; every row has the same keys, which are the columns. Does nothing under --json or -q."""
         if self.as_json or self.quiet or not rows:
