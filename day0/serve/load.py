@@ -14,6 +14,7 @@ from day0.engine.runner import Runner
 from day0.engine.threads import threads_for
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
+from day0.language.recipe import Chat, load_recipe
 from day0.repo import ModelRepo
 from day0.repo.tokenizer import TOKENIZER, Tokenizer, eos_ids
 from day0.serve.health import KnownAnswer
@@ -92,13 +93,19 @@ def load_served(
         device=device,
     )
     return Loaded(
-        Served(name, engine, tokenizer, stop_ids, known, size.max_running),
+        Served(name, engine, tokenizer, stop_ids, known, size.max_running, _chat_of(folder)),
         tuple(model.stand_in_labels()),
         weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         page_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "token_paged"),
         state_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "per_sequence"),
         parameters=parameters,
     )
+
+
+def _chat_of(folder: Path) -> Chat:
+    """How the package's family writes its answers, as the recipe says that it was generated from."""
+    recipe = folder / "recipe.yaml"
+    return load_recipe(str(recipe)).chat if recipe.is_file() else Chat()
 
 
 def known_answer(model: Package, tokenizer: Tokenizer | None, *, device: str) -> KnownAnswer | None:

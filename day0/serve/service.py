@@ -10,6 +10,7 @@ import anyio.to_thread
 from day0.artifacts.layout import PAGE_TOKENS
 from day0.engine.engine import Engine
 from day0.engine.request import Request
+from day0.language.recipe import Chat
 from day0.repo.tokenizer import Tokenizer
 from day0.serve.errors import ApiError
 from day0.serve.generation import Choice, Generation
@@ -27,7 +28,7 @@ _RETRY_S = 5
 @dataclass(frozen=True)
 class Served:
     """A model as it is served: `name` is what clients call it, `tokenizer` None where it takes and gives token ids
-    only, `stop_ids` end an answer unless a request says otherwise."""
+    only, `stop_ids` end an answer unless a request says otherwise, `chat` says how its answers are written."""
 
     name: str
     engine: Engine
@@ -35,6 +36,7 @@ class Served:
     stop_ids: tuple[int, ...] = ()
     known: KnownAnswer | None = None
     max_running: int = 8
+    chat: Chat = Chat()
 
 
 @dataclass
