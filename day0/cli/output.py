@@ -93,6 +93,13 @@ class Output:
             f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
         )
 
+    @property
+    def live(self) -> "Console | None":
+        """A console for what is drawn anew all the time; None where nobody would see it so."""
+        console = self._console(sys.stderr)
+        in_ci = os.environ.get("CI", "").lower() in ("1", "true")
+        return console if console.is_terminal and not console.is_dumb_terminal and not in_ci else None
+
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
         """Say what is going on until it is done, and how long it took: a spinner on a terminal, a line elsewhere.

@@ -7,10 +7,10 @@ import pytest
 
 from day0.engine.request import Sampling
 from day0.errors import Day0Error
-from day0.pipeline import RunOptions, open_line, read_prompts, sample, sample_batch
+from day0.pipeline import read_prompts, sample, sample_batch
 from day0.pipeline.prompts import Asked
 from tests.cli.run_day0 import day0
-from tests.mapping.inventories import inventory_of_config
+from tests.demo_line import demo_line
 
 LONG = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n" * 3
 PROMPTS = ["def add(a, b):", LONG, "import os", LONG + "        self.items", "x = [1, 2", "def add(a, b):", "if"]
@@ -18,14 +18,7 @@ PROMPTS = ["def add(a, b):", LONG, "import os", LONG + "        self.items", "x 
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory):
-    """The demo's line with a package, its inventory declared so that no reference has to run."""
-    made = open_line("demo", RunOptions(), tmp_path_factory.mktemp("sample") / "demo.day0")
-    made.workspace.claim()
-    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
-    held.model_copy(update={"produced_by": made.expected("decompose"), "model": "demo"}).write(made.workspace.folder)
-    made.run_one("map")
-    made.run_one("generate")
-    return made
+    return demo_line(tmp_path_factory.mktemp("sample") / "demo.day0")
 
 
 def json_lines(text):
