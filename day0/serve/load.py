@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from day0.artifacts.chat import Chat
 from day0.artifacts.layout import PAGE_TOKENS, Layout
 from day0.engine.drafting import PromptLookup
 from day0.engine.engine import Engine
@@ -14,7 +15,6 @@ from day0.engine.runner import Runner
 from day0.engine.threads import threads_for
 from day0.errors import Day0Error
 from day0.kernels.interface.package import Package
-from day0.language.recipe import Chat, load_recipe
 from day0.repo import ModelRepo
 from day0.repo.tokenizer import TOKENIZER, Tokenizer, eos_ids
 from day0.serve.health import KnownAnswer
@@ -59,7 +59,14 @@ class Loaded:
 
 
 def load_served(
-    folder: Path, repo: ModelRepo, *, name: str, dtype: torch.dtype, size: MemorySize, device: str = "cpu"
+    folder: Path,
+    repo: ModelRepo,
+    *,
+    name: str,
+    dtype: torch.dtype,
+    size: MemorySize,
+    device: str = "cpu",
+    chat: Chat = Chat(),
 ) -> Loaded:
     """The package in `folder` with its weights, an engine around it, and an answer that is known.
 
@@ -93,19 +100,13 @@ def load_served(
         device=device,
     )
     return Loaded(
-        Served(name, engine, tokenizer, stop_ids, known, size.max_running, _chat_of(folder)),
+        Served(name, engine, tokenizer, stop_ids, known, size.max_running, chat),
         tuple(model.stand_in_labels()),
         weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         page_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "token_paged"),
         state_bytes=sum(store.memory[c.name].nbytes for c in layout.components if c.role == "per_sequence"),
         parameters=parameters,
     )
-
-
-def _chat_of(folder: Path) -> Chat:
-    """How the package's family writes its answers, as the recipe says that it was generated from."""
-    recipe = folder / "recipe.yaml"
-    return load_recipe(str(recipe)).chat if recipe.is_file() else Chat()
 
 
 def known_answer(model: Package, tokenizer: Tokenizer | None, *, device: str) -> KnownAnswer | None:

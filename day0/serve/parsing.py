@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from day0.language.recipe import Chat
+from day0.artifacts.chat import Chat
 from day0.serve.detokenize import begun
 from day0.serve.tool_calls import Schemas, ToolCall, parse_call
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import anyio.to_thread
 
+from day0.artifacts.chat import Chat
 from day0.artifacts.layout import PAGE_TOKENS
 from day0.engine.engine import Engine
 from day0.engine.request import Request
-from day0.language.recipe import Chat
 from day0.repo.tokenizer import Tokenizer
 from day0.serve.errors import ApiError
 from day0.serve.generation import Choice, Generation

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from day0.language.recipe import Chat, shipped_recipes
+from day0.artifacts.chat import Chat
+from day0.language.recipe import shipped_recipes
 from day0.serve.parsing import AnswerParser
 from day0.serve.tool_calls import ToolCall, parse_call
 

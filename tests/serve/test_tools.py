@@ -5,8 +5,8 @@ import json
 import openai
 import pytest
 
+from day0.pipeline.serving import chat_of
 from day0.repo.tokenizer import Tokenizer
-from day0.serve.load import _chat_of
 from tests.serve.running import running
 from tests.serve.spelling import END, SpellingModel, byte_tokenizer, spelling_engine, spelling_served
 from tests.serve.test_parsing import CHAT, FIND, FOUND, READ, SCHEMAS, WRITTEN
@@ -244,10 +244,11 @@ def test_a_model_that_knows_no_tools_takes_none():
 
 
 def test_the_packages_recipe_says_how_its_answers_are_written(tmp_path):
-    from day0.language.recipe import Chat, load_recipe, write_recipe
+    from day0.artifacts.chat import Chat
+    from day0.language.recipe import load_recipe, write_recipe
 
-    assert _chat_of(tmp_path) == Chat()
+    assert chat_of(tmp_path) == Chat()
     recipe = load_recipe("qwen3_next")
     (tmp_path / "recipe.yaml").write_text(write_recipe(recipe))
-    assert _chat_of(tmp_path) == recipe.chat != Chat()
+    assert chat_of(tmp_path) == recipe.chat != Chat()
     assert json.loads(recipe.chat.model_dump_json())["tool_calls"]["forms"] == ["json", "function_parameters"]
