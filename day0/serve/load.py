@@ -65,8 +65,8 @@ def load_served(
     name: str,
     dtype: torch.dtype,
     size: MemorySize,
+    chat: Chat,
     device: str = "cpu",
-    chat: Chat = Chat(),
 ) -> Loaded:
     """The package in `folder` with its weights, an engine around it, and an answer that is known.
 
