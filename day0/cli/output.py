@@ -37,6 +37,12 @@ class Output:
         """Print JSON, asked for by --json or not: the answer of commands that have no other. ASCII, for any locale."""
         self._answers.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
+    def json_line(self, data: Any) -> None:
+        """Print one of many answers as a line of JSON, at once. Does nothing without --json."""
+        if self.as_json:
+            self._answers.write(json.dumps(data, allow_nan=False) + "\n")
+            self._answers.flush()
+
     def table(self, rows: Sequence[Row], *, title: str = "", columns: Sequence[str] | None = None) -> None:
         """Show rows on stdout; every row has the same keys, which are the columns. Does nothing under --json or -q."""
         if self.as_json or self.quiet or not rows:
@@ -86,6 +92,13 @@ class Output:
         self._console(sys.stderr).print(
             f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
         )
+
+    @property
+    def live(self) -> "Console | None":
+        """A console for what is drawn anew all the time; None where nobody would see it so."""
+        console = self._console(sys.stderr)
+        in_ci = os.environ.get("CI", "").lower() in ("1", "true")
+        return console if console.is_terminal and not console.is_dumb_terminal and not in_ci else None
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:

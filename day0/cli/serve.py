@@ -1,5 +1,6 @@
 """day0 serve: the package behind an HTTP API."""
 
+import contextlib
 import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ from day0.cli.output import Output
 
 if TYPE_CHECKING:
     from day0.serve.load import Loaded
+    from day0.serve.service import Service
 
 
 @command
@@ -41,12 +43,15 @@ def serve(
         int | None, typer.Option(min=1, help="What weights and memory may take; default: what the device has free")
     ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Of one prompt")] = None,
+    status_s: Annotated[
+        float, typer.Option(min=0, help="Seconds between status lines, where stderr is no terminal; 0: none")
+    ] = 30.0,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for answers under way when told to end")] = 30.0,
 ) -> None:
     """Serve the generated package over HTTP, as the OpenAI API does
 
     Completions, chat completions, models and tokenize; health, readiness and metrics. SIGTERM and Ctrl-C let answers
-    under way come to their end. Logs are JSON lines on stderr.
+    under way come to their end. Logs are JSON lines on stderr; on a terminal a table below them shows what goes on.
 
     Example: day0 serve demo --port 8000
     """
@@ -86,10 +91,21 @@ def serve(
             out.document({"url": at, "model": loaded.served.name, "labels": list(loaded.labels)})
             out.value(at)
 
-        log_to(verbose=out.verbose)
-        with threads_for(loaded.parameters):
-            run_server(Server(Service(loaded.served, limits), keys, ready=ready), listening)
+        service = Service(loaded.served, limits)
+        with threads_for(loaded.parameters), _status(out, service, status_s):
+            # Within: what is logged from here on stands above the table.
+            log_to(verbose=out.verbose)
+            run_server(Server(service, keys, ready=ready), listening)
     out.note("ended")
+
+
+def _status(out: Output, service: "Service", every_s: float) -> contextlib.AbstractContextManager[None]:
+    from day0.serve.status import live_table, log_lines
+
+    console = None if out.quiet else out.live
+    if console is not None:
+        return live_table(service, console)
+    return log_lines(service, every_s) if every_s and not out.quiet else contextlib.nullcontext()
 
 
 def _say_what_is_served(out: Output, loaded: "Loaded") -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from day0.artifacts.chat import Chat
 from day0.artifacts.regular import regular
 from day0.artifacts.text import parse_yaml
 from day0.errors import Day0Error
@@ -155,6 +156,7 @@ class Recipe(Section):
     weights: Weights = Weights()
     left_out: tuple[LeftOut, ...] = ()
     reference: ReferenceNotes = ReferenceNotes()
+    chat: Chat = Chat()
 
     @field_validator("blocks", "operators")
     @classmethod

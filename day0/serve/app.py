@@ -75,7 +75,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """For Prometheus."""
+        """For Prometheus. Each scrape has health checked, for the next one to show: an alert needs no other prober, and
+        an engine that hangs does not keep its metrics from being read."""
+        service.health.check_behind()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -99,7 +101,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "give one of prompt and messages", param="prompt", code="invalid_value")
         if asked.messages is not None:
-            ids = await chat.prompt_of(service, asked)
+            ids = (await chat.prompt_of(service, asked)).ids
         else:
             ids = await service.encode(asked.prompt or "", param="prompt", add_special_tokens=asked.add_special_tokens)
         return Answer(dump(TokenizeAnswer(count=len(ids), max_model_len=service.room, tokens=list(ids))))
@@ -122,11 +124,12 @@ def _add_generations(app: FastAPI, service: Service) -> None:
     async def converse(asked: ChatRequest, request: Request) -> Response:
         _log_user(request, asked.user)
         prompt = await unless_gone(request.receive, chat.prompt_of(service, asked))
-        generation = chat.begin(service, asked, prompt, request.state.owner)
+        generation = chat.begin(service, asked, prompt.ids, request.state.owner)
         if not asked.stream:
-            return await _whole(request, generation, chat.whole(service, asked, generation))
+            return await _whole(request, generation, chat.whole(service, asked, prompt, generation))
         pieces = await _begun(request, generation)
-        return EventStream(generation, chat.events(service, asked, generation, pieces), send_s=service.limits.send_s)
+        events = chat.events(service, asked, prompt, generation, pieces)
+        return EventStream(generation, events, send_s=service.limits.send_s)
 
 
 def _log_user(request: Request, user: str | None) -> None:

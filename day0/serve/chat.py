@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.to_thread
@@ -11,6 +12,7 @@ from day0.errors import Day0Error
 from day0.serve.errors import ApiError, bad_request
 from day0.serve.generation import Generation, Piece, Token
 from day0.serve.logprobs import finite, token_bytes, token_text
+from day0.serve.parsing import AnswerParser
 from day0.serve.schemas import (
     ChatAnswer,
     ChatChoice,
@@ -21,31 +23,50 @@ from day0.serve.schemas import (
     ChatRequest,
     ChosenLogprob,
     Delta,
+    FunctionCall,
     Message,
     TokenizeRequest,
     TokenLogprob,
+    ToolCallMade,
     dump,
 )
 from day0.serve.service import Service
+from day0.serve.tool_calls import Schemas, ToolCall
+from day0.serve.tools import calls_for_template, schemas_of, tools_of
 
 _MOST_LOGPROBS = 20
 
 
-async def prompt_of(service: Service, asked: ChatRequest | TokenizeRequest) -> tuple[int, ...]:
-    """The conversation's token ids, up to where the assistant begins. Raises ApiError: another model, no template, or
-    one that refuses these messages."""
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation up to where the assistant begins, and how to read what the assistant will write: `tools` by name
+    with their schemas, None where calls are no calls; `in_reasoning` where the template has opened it already."""
+
+    ids: tuple[int, ...]
+    tools: Schemas | None = None
+    in_reasoning: bool = False
+
+
+async def prompt_of(service: Service, asked: ChatRequest | TokenizeRequest) -> Prompt:
+    """The conversation as the model's template writes it. Raises ApiError: another model, no template, or one that
+    refuses these messages; tools that it cannot have."""
     service.check_model(asked.model)
-    messages, variables = asked.messages, asked.chat_template_kwargs
-    if not messages:
+    if not asked.messages:
         raise ApiError(400, "there are no messages", param="messages", code="invalid_value")
     tokenizer = service.tokenizer("messages")
-    turns = [_turn(message) for message in messages]
+    tools = tools_of(service, asked)
+    turns = [_turn(message) for message in asked.messages]
+    variables = dict(asked.chat_template_kwargs or {})
+    if tools is not None:
+        variables.setdefault("tool_choice", "auto")
     try:
         # In a thread of its own: a template may take seconds.
-        text = await anyio.to_thread.run_sync(lambda: tokenizer.render_chat(turns, variables=variables))
+        text = await anyio.to_thread.run_sync(lambda: tokenizer.render_chat(turns, tools=tools, variables=variables))
     except Day0Error as error:
         raise bad_request(error, fields={"messages": None}) from error
-    return await service.encode(text, param="messages")
+    ids = await service.encode(text, param="messages")
+    reasoning = service.served.chat.reasoning
+    return Prompt(ids, schemas_of(tools), reasoning is not None and text.rstrip().endswith(reasoning.start))
 
 
 def begin(service: Service, asked: ChatRequest, prompt: tuple[int, ...], owner: bytes) -> Generation:
@@ -59,7 +80,7 @@ def begin(service: Service, asked: ChatRequest, prompt: tuple[int, ...], owner: 
     return service.begin(asked, [prompt], max_tokens=most, logprobs=logprobs, owner=owner)
 
 
-async def whole(service: Service, asked: ChatRequest, generation: Generation) -> dict[str, Any]:
+async def whole(service: Service, asked: ChatRequest, prompt: Prompt, generation: Generation) -> dict[str, Any]:
     """The answer, when all of it is there."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
     async for piece in generation.pieces():
@@ -67,12 +88,13 @@ async def whole(service: Service, asked: ChatRequest, generation: Generation) ->
     choices = []
     for index, pieces in enumerate(parts):
         tokens = [token for p in pieces for token in p.tokens]
-        message = ChatMessage(role="assistant", content="".join(p.text for p in pieces), refusal=None)
+        reader = _Reader(service, prompt)
+        reader.read("".join(p.text for p in pieces), pieces[-1].finish)
         choice = ChatChoice(
             index=index,
-            message=message,
+            message=reader.message(),
             logprobs=_logprobs(service, asked, tokens),
-            finish_reason=pieces[-1].finish or "stop",
+            finish_reason=reader.finish or "stop",
         )
         if asked.return_token_ids:
             choice.token_ids = [token.drawn.token for token in tokens]
@@ -91,7 +113,7 @@ async def whole(service: Service, asked: ChatRequest, generation: Generation) ->
 
 
 async def events(
-    service: Service, asked: ChatRequest, generation: Generation, pieces: AsyncIterator[Piece]
+    service: Service, asked: ChatRequest, prompt: Prompt, generation: Generation, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[dict[str, Any]]:
     """The answer, piece by piece: for each choice first its role, then text, then why it ended."""
     with_usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -115,18 +137,65 @@ async def events(
         if asked.return_token_ids:
             first["prompt_token_ids"] = list(generation.prompts[0])
         yield first
+    readers = [_Reader(service, prompt) for _ in generation.choices]
     async for piece in pieces:
+        reader = readers[piece.index]
         part = ChatChunkChoice(
             index=piece.index,
-            delta=Delta(content=piece.text) if piece.text else Delta(),
+            delta=reader.read(piece.text, piece.finish),
             logprobs=_logprobs(service, asked, piece.tokens),
-            finish_reason=piece.finish,
+            finish_reason=reader.finish,
         )
         if asked.return_token_ids:
             part.token_ids = [token.drawn.token for token in piece.tokens]
         yield chunk(part)
     if with_usage:
         yield dump(head.model_copy(update={"usage": generation.usage}))
+
+
+class _Reader:
+    """One choice of an answer, read as it comes. `finish` is why it ended, once it has."""
+
+    def __init__(self, service: Service, prompt: Prompt) -> None:
+        self._parser = AnswerParser(service.served.chat, tools=prompt.tools, in_reasoning=prompt.in_reasoning)
+        self._text = ""
+        self._reasoning = ""
+        self._calls: list[ToolCallMade] = []
+        self.finish: str | None = None
+
+    def read(self, text: str, finish: str | None) -> Delta:
+        """What a piece brings; `finish` in the last one."""
+        parts = [self._parser.push(text)] + ([] if finish is None else [self._parser.finish()])
+        self.finish = finish
+        delta = Delta()
+        if written := "".join(part.text for part in parts):
+            delta.content = written
+            self._text += written
+        if reasoning := "".join(part.reasoning for part in parts):
+            delta.reasoning_content = reasoning
+            self._reasoning += reasoning
+        if calls := [self._made(call) for part in parts for call in part.calls]:
+            delta.tool_calls = calls
+        if self._calls and finish == "stop":
+            self.finish = "tool_calls"
+        return delta
+
+    def message(self) -> ChatMessage:
+        """All of it, when it has ended."""
+        message = ChatMessage(role="assistant", content=self._text, refusal=None)
+        if self._reasoning:
+            message.reasoning_content = self._reasoning
+        if self._calls:
+            message.content = self._text or None
+            # An index tells the calls of a stream apart; here they stand in a list.
+            message.tool_calls = [ToolCallMade(id=c.id, type=c.type, function=c.function) for c in self._calls]
+        return message
+
+    def _made(self, call: ToolCall) -> ToolCallMade:
+        function = FunctionCall(name=call.name, arguments=call.arguments)
+        made = ToolCallMade(index=len(self._calls), id=f"call_{uuid.uuid4().hex}", type="function", function=function)
+        self._calls.append(made)
+        return made
 
 
 def _turn(message: Message) -> dict[str, Any]:
@@ -137,6 +206,8 @@ def _turn(message: Message) -> dict[str, Any]:
         turn["content"] = "".join(part.text for part in message.content)
     elif message.content is None:
         turn["content"] = ""
+    if message.tool_calls is not None:
+        turn["tool_calls"] = calls_for_template(message.tool_calls)
     return turn
 
 

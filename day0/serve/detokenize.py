@@ -81,7 +81,7 @@ class StopStrings:
             _, at, self.found = min(ends)
             self._held = ""
             return text[:at]
-        keep = max((self._open(text, stop) for stop in self._stops), default=0)
+        keep = max((begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -90,10 +90,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _open(text: str, stop: str) -> int:
-        """How many characters at the end of `text` a stop string may begin with."""
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if stop.startswith(text[len(text) - size :]):
-                return size
-        return 0
+
+def begun(text: str, whole: str) -> int:
+    """How many characters at the end of `text` `whole` may begin with, without being there in full."""
+    for size in range(min(len(whole) - 1, len(text)), 0, -1):
+        if whole.startswith(text[len(text) - size :]):
+            return size
+    return 0

@@ -35,6 +35,7 @@ class Health:
         self._one_at_a_time = asyncio.Lock()
         self._checked_at: float | None = None
         self._fault = "the known answer was not checked yet"
+        self._behind: asyncio.Task[str] | None = None
 
     @property
     def not_ready(self) -> str:
@@ -53,6 +54,11 @@ class Health:
                 self._fault = fault
                 self._checked_at = time.monotonic()
             return self._fault
+
+    def check_behind(self) -> None:
+        """Check without waiting for the outcome, which `not_ready` says once it is there."""
+        if self._behind is None or self._behind.done():
+            self._behind = asyncio.create_task(self.check())
 
     async def _run(self, known: KnownAnswer) -> str:
         request = Request(

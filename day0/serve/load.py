@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from day0.artifacts.chat import Chat
 from day0.artifacts.layout import PAGE_TOKENS, Layout
 from day0.artifacts.plan import Plan
 from day0.engine.drafting import PromptLookup
@@ -52,7 +53,14 @@ class Loaded:
 
 
 def load_served(
-    folder: Path, repo: ModelRepo, *, name: str, dtype: torch.dtype, size: MemorySize, device: str = "cpu"
+    folder: Path,
+    repo: ModelRepo,
+    *,
+    name: str,
+    dtype: torch.dtype,
+    size: MemorySize,
+    chat: Chat,
+    device: str = "cpu",
 ) -> Loaded:
     """The package in `folder` with its weights, an engine around it, and an answer that is known.
 
@@ -88,7 +96,7 @@ def load_served(
         device=device,
     )
     return Loaded(
-        Served(name, engine, tokenizer, stop_ids, known, size.max_running),
+        Served(name, engine, tokenizer, stop_ids, known, size.max_running, chat),
         budget,
         tuple(model.stand_in_labels()),
         parameters=parameters,

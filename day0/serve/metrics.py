@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -34,6 +34,7 @@ class Metrics:
         self.first_token_seconds = self._histogram("day0_time_to_first_token_seconds", "From arrival to first token")
         self.token_seconds = self._histogram("day0_inter_token_seconds", "Between tokens of a continuation")
         self.request_seconds = self._histogram("day0_request_seconds", "From arrival to the end of the answer")
+        self.healthy = Gauge("day0_healthy", "1 where the last known answer came out right", registry=self.registry)
         self.registry.register(_EngineState(engine))
 
     def text(self) -> bytes:

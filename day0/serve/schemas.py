@@ -3,15 +3,15 @@
 A request with a field that is not here is refused: no parameter is ever ignored.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # Parameters that clients know from elsewhere: refused by name, not as a misspelling.
 NOT_SUPPORTED = frozenset(
     "audio best_of frequency_penalty_decay function_call functions guided_json metadata min_tokens modalities "
     "parallel_tool_calls prediction prompt_cache_key prompt_logprobs reasoning_effort response_format "
-    "safety_identifier service_tier store structured_outputs suffix tool_choice tools truncate_prompt_tokens "
+    "safety_identifier service_tier store structured_outputs suffix truncate_prompt_tokens "
     "use_beam_search verbosity web_search_options".split()
 )
 
@@ -70,6 +70,41 @@ class TextPart(_Given):
     text: str
 
 
+class FunctionCalled(_Given):
+    """`arguments` is a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCalled(_Given):
+    """A call that the assistant made before."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCalled
+    index: int | None = None  # of those that clients put together from a stream
+
+
+class Function(_Given):
+    """`parameters` is a JSON schema, which the model is shown but not held to: strict must not be true."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Given):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionChoice(_Given):
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
 class Message(_Given):
     """One turn. Content in parts is joined, and parts are text only."""
 
@@ -77,13 +112,25 @@ class Message(_Given):
     content: str | list[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCalled], Field(min_length=1)] | None = None
+    tool_call_id: str | None = None
     refusal: None = None
+
+    @model_validator(mode="after")
+    def _each_role_has_its_own(self) -> Self:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id is a tool's")
+        return self
 
 
 class ChatRequest(Generating):
     """`chat_template_kwargs`, which is not in OpenAI's API, are the template's own switches."""
 
     messages: list[Message]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -96,6 +143,8 @@ class TokenizeRequest(_Given):
     model: str
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -164,9 +213,27 @@ class ChatLogprobs(BaseModel):
     content: list[ChosenLogprob]
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCallMade(BaseModel):
+    """`index` stands in streams only, where each call comes whole."""
+
+    index: int | None = None
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
+    """`reasoning_content`, which is not in OpenAI's API, and `tool_calls` are there when the answer has any."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallMade] = []
     refusal: None = None
 
 
@@ -191,6 +258,8 @@ class ChatAnswer(BaseModel):
 class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallMade] = []
 
 
 class ChatChunkChoice(BaseModel):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio.to_thread
 
+from day0.artifacts.chat import Chat
 from day0.artifacts.layout import PAGE_TOKENS
 from day0.engine.engine import Engine
 from day0.engine.request import Request
@@ -27,7 +28,7 @@ _RETRY_S = 5
 @dataclass(frozen=True)
 class Served:
     """A model as it is served: `name` is what clients call it, `tokenizer` None where it takes and gives token ids
-    only, `stop_ids` end an answer unless a request says otherwise."""
+    only, `stop_ids` end an answer unless a request says otherwise, `chat` says how its answers are written."""
 
     name: str
     engine: Engine
@@ -35,6 +36,7 @@ class Served:
     stop_ids: tuple[int, ...] = ()
     known: KnownAnswer | None = None
     max_running: int = 8
+    chat: Chat = Chat()
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Service:
             running=self.served.max_running, waiting=self.limits.waiting, streams=self.limits.streams
         )
         self.health = Health(self.worker, self.served.known, timeout_s=self.limits.known_answer_s)
+        self.metrics.healthy.set_function(lambda: 0 if self.worker.down or self.health.not_ready else 1)
 
     @property
     def room(self) -> int:

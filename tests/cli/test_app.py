@@ -48,7 +48,7 @@ def test_version(capsys):
         (["map", "--dtyp", "float32"], "No such option: --dtyp", "see `day0 map --help`"),
         (["map", "--dtype", "int3"], "int3", "see `day0 map --help`"),
         (["kernels", "show"], "KIND", "see `day0 kernels show --help`"),
-        (["sample", "demo"], "give one of --prompt and --prompt-ids", "see `day0 sample --help`"),
+        (["sample", "demo"], "give one of --prompt, --prompt-ids and --prompts", "see `day0 sample --help`"),
         (["run", "demo", "--trust-remote-code=maybe"], "only =unsandboxed may follow", "see `day0 run --help`"),
         (["run", "demo", "--from", "nowhere"], "nowhere", "see `day0 run --help`"),
     ],

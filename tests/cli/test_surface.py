@@ -23,11 +23,14 @@ SURFACE = {
         "REPO?", *WORKSPACE, "--trust-remote-code", "--text", "--greedy-tokens", "--seed", "--golden",
         "--stream", "--matrix", *COMMON,
     ],
-    "day0 sample": ["REPO?", *WORKSPACE, "--prompt", "--prompt-ids", "--max-tokens", "--dtype", *COMMON],
+    "day0 sample": [
+        "REPO?", *WORKSPACE, "--prompt", "--prompt-ids", "--prompts", "--max-tokens", "--max-running",
+        "--dtype", *COMMON,
+    ],
     "day0 serve": [
         "REPO?", *WORKSPACE, "--host", "--port", "--name", "--api-key-file", "--dtype", "--run-on", "--max-running",
-        "--max-waiting", "--memory-tokens", "--checkpoints", "--draft-tokens", "--max-prompt-tokens", "--drain-s",
-        *COMMON,
+        "--max-waiting", "--memory-tokens", "--checkpoints", "--draft-tokens", "--max-prompt-tokens", "--status-s",
+        "--drain-s", *COMMON,
     ],
     "day0 check": ["REPO?", *WORKSPACE, "--store", "--baseline", "--junit", "--markdown", *COMMON],
     "day0 status": ["REPO?", *WORKSPACE, *COMMON],

@@ -213,3 +213,35 @@ def test_values_are_respelled_for_other_transformers_versions():
     assert other["text_config"]["layer_types"] == ["linear_attention", "deepseek_sparse_attention"]
     assert respelled(other) == [config]
     assert respelled({"model_type": "unheard_of", "layer_types": ["indexed_attention"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("chat", "what"),
+    [
+        ({"reasoning": {"start": "", "end": "</r>"}}, "at least 1 character"),
+        ({"reasoning": {"start": "<r>", "end": "<r>"}}, "part of another"),
+        ({"reasoning": {"start": "<r>", "end": "<r>\n"}}, "part of another"),
+        ({"reasoning": {"start": "<r>", "end": "\n</r>"}}, "white space"),
+        ({"tool_calls": {"start": "<c>", "end": "</c>", "forms": []}}, "at least 1 item"),
+        ({"tool_calls": {"start": "<c>", "end": "</c>", "forms": ["yaml"]}}, "json"),
+        (
+            {
+                "reasoning": {"start": "<r>", "end": "</r>"},
+                "tool_calls": {"start": "<c>", "end": "</r>", "forms": ["json"]},
+            },
+            "part of another",
+        ),
+        ({"stop": ["x"]}, "Extra inputs"),
+    ],
+)
+def test_markers_that_could_not_be_told_apart_are_refused(chat, what):
+    with pytest.raises(Day0Error, match="chat") as refused:
+        read_recipe(yaml.safe_dump(yaml.safe_load(TOY) | {"chat": chat}), name="toy.yaml")
+    assert what in refused.value.message
+
+
+def test_a_recipe_keeps_how_answers_are_written():
+    chat = {"reasoning": {"start": "<r>", "end": "</r>"}}
+    recipe = read_recipe(yaml.safe_dump(yaml.safe_load(TOY) | {"chat": chat}), name="toy.yaml")
+    assert recipe.chat.reasoning.end == "</r>" and recipe.chat.tool_calls is None
+    assert read_recipe(write_recipe(recipe), name="again") == recipe

@@ -13,12 +13,12 @@ import torch
 from day0.cli.serve import _is_loopback
 from day0.engine.request import Request, Sampling
 from day0.errors import Day0Error
-from day0.pipeline import RunOptions, open_line, sample
+from day0.pipeline import sample
 from day0.pipeline.serving import load_package_to_serve
 from day0.serve.load import MemorySize, known_answer
 from day0.serve.server import listen
 from tests.cli.run_day0 import START, day0
-from tests.mapping.inventories import inventory_of_config
+from tests.demo_line import demo_line
 from tests.serve.spelling import VOCAB, SpellingModel, byte_tokenizer
 
 PROMPT = "def add(a, b):"
@@ -27,14 +27,7 @@ KEY = "a-key-for-the-test"
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory):
-    """The demo's line with a package, its inventory declared so that no reference has to run."""
-    made = open_line("demo", RunOptions(), tmp_path_factory.mktemp("serve") / "demo.day0")
-    made.workspace.claim()
-    held = inventory_of_config(made.repo.config, recipe=made.repo.config["model_type"])
-    held.model_copy(update={"produced_by": made.expected("decompose"), "model": "demo"}).write(made.workspace.folder)
-    made.run_one("map")
-    made.run_one("generate")
-    return made
+    return demo_line(tmp_path_factory.mktemp("serve") / "demo.day0")
 
 
 def test_it_answers_as_sample_does_and_finishes_when_told_to_end(line, tmp_path):
