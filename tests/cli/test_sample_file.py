@@ -112,13 +112,17 @@ def test_a_missing_file_and_two_kinds_of_prompt_are_refused(line, capsys, tmp_pa
 def test_one_that_fails_is_told_and_the_others_are_answered(line, capsys, tmp_path, monkeypatch):
     from day0.engine.engine import Engine
 
-    sound = Engine._sound
+    logits = Engine._logits
     poisoned = tuple(line.repo.tokenizer.encode("import os"))
 
-    def unsound(self, sequence, logits, *saved):
-        return sound(self, sequence, logits * float("nan") if sequence.request.prompt == poisoned else logits, *saved)
+    def unsound(self, work, phase):
+        rows = logits(self, work, phase)
+        return tuple(
+            row * float("nan") if sequence.request.prompt == poisoned else row
+            for (sequence, *_), row in zip(work, rows, strict=True)
+        )
 
-    monkeypatch.setattr(Engine, "_sound", unsound)
+    monkeypatch.setattr(Engine, "_logits", unsound)
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(["if", "import os", "x = [1, 2"]))
     ran = day0(capsys, "sample", "-w", line.workspace.folder, "--prompts", file, "--max-tokens", 4, "--json")

@@ -29,8 +29,8 @@ SURFACE = {
     ],
     "day0 serve": [
         "REPO?", *WORKSPACE, "--host", "--port", "--name", "--api-key-file", "--dtype", "--run-on", "--max-running",
-        "--max-waiting", "--memory-tokens", "--checkpoints", "--draft-tokens", "--max-prompt-tokens", "--status-s",
-        "--drain-s", *COMMON,
+        "--max-waiting", "--memory-tokens", "--checkpoints", "--draft-tokens", "--memory-mib", "--max-prompt-tokens",
+        "--status-s", "--drain-s", *COMMON,
     ],
     "day0 check": ["REPO?", *WORKSPACE, "--store", "--baseline", "--junit", "--markdown", *COMMON],
     "day0 status": ["REPO?", *WORKSPACE, *COMMON],

@@ -39,7 +39,7 @@ def service_of(engine) -> Service:
 
 def test_rates_are_of_the_last_seconds_and_shares_of_what_happened_there():
     now = 100.0
-    engine = spelling_engine(pages=11, slots=9)
+    engine = spelling_engine(pages=11, slots=9, max_running=8)
     status = Status(service_of(engine), window_s=5, clock=lambda: now)
     now += 1
     first = status.look()
