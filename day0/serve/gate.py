@@ -62,7 +62,7 @@ class Gate:
             else:
                 if body is not None:
                     await self._app(scope, _replayed(body, receive), answer)
-        except Exception:
+        except Exception:  # the outermost place: logged whole, and the client is told, by a 500 or a broken answer
             _log.exception("the server failed on a request")
             if status:  # the answer has begun: all that can be done is not to end it well
                 raise

@@ -118,8 +118,7 @@ class Worker:
                     begun = time.monotonic()
                     self.engine.step()
                     self._report(begun)
-        except Exception:
-            # Whatever a forward or the memory raises: the state of all requests is unknown from here on.
+        except Exception:  # whatever a forward raises: logged whole, every request ends with an error, 503 from then on
             _log.exception("the engine failed")
             self._end(ENGINE_FAILED)
         else:

@@ -91,6 +91,10 @@ def test_logits_are_asked_for_where_a_token_is_drawn_and_nowhere_else(layout):
 
     def forward(batch, memory):
         rows = batch.asked_rows(model(batch, memory))
+        last = (batch.cu_seqlens[1:] - 1).tolist()
+        asked = list(range(len(batch.token_ids))) if batch.asked is None else batch.asked.tolist()
+        assert set(last) <= set(asked) and asked == sorted(set(asked))
+        assert batch.phase == "verify" or asked == last
         shapes.append((batch.phase, len(batch.token_ids), len(rows), batch.sequences))
         return rows
 

@@ -95,23 +95,28 @@ class Timed(CountingModel):
         return super().__call__(batch, memory)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("verify_s,pauses", [(4.0, 0), (6.0, 1)])
-def test_an_engine_pauses_where_five_tokens_take_longer_than_five_steps(layout, verify_s, pauses):
-    request = Request(prompt(70), Sampling(max_tokens=300))
-    text = alone(layout, request)
-    model = Timed(layout, verify_s)
+def timed_engine(layout, verify_s: float, drafter) -> tuple[Timed, Speculation, Engine]:
+    """One sequence at a time; `verify_s`: seconds of a verify step, in those of a decode step."""
+    model, judge = Timed(layout, verify_s), Speculation()
     store = Store(layout, pages=40, slots=8, dtype=torch.float32, poison=True)
-    judge = Speculation()
     running = Engine(
         model,
         store,
         max_running=1,
         step_tokens=96,
-        drafter=Right({request.prompt: text}),
+        drafter=drafter,
         speculation=judge,
         clock=lambda: model.now,
     )
+    return model, judge, running
+
+
+@LAYOUTS
+@pytest.mark.parametrize("verify_s,pauses", [(4.0, 0), (6.0, 1)])
+def test_an_engine_pauses_where_five_tokens_take_longer_than_five_steps(layout, verify_s, pauses):
+    request = Request(prompt(70), Sampling(max_tokens=300))
+    text = alone(layout, request)
+    model, judge, running = timed_engine(layout, verify_s, Right({request.prompt: text}))
     running.add(Request(prompt(150, 1), Sampling(max_tokens=1)))  # prompts have no part in the times
     running.add(request)
     while not running.idle:
@@ -130,18 +135,7 @@ def test_replays_after_the_last_drafts_are_no_measure_of_steps_without(layout):
     """Half of the drafts are wrong, so a pause begins with known tokens that are not in memory."""
     request = Request(prompt(70), Sampling(max_tokens=300))
     text = alone(layout, request)
-    model = Timed(layout, 6.0)
-    store = Store(layout, pages=40, slots=8, dtype=torch.float32, poison=True)
-    judge = Speculation()
-    running = Engine(
-        model,
-        store,
-        max_running=1,
-        step_tokens=96,
-        drafter=Scripted({request.prompt: text}),
-        speculation=judge,
-        clock=lambda: model.now,
-    )
+    _, judge, running = timed_engine(layout, 6.0, Scripted({request.prompt: text}))
     running.run([request])
     assert request.output == text and judge.pauses > 0
     assert judge._size(1).plain.seconds == 1.0
